@@ -113,7 +113,7 @@ class Reconciler:
                     # After the pass: where passes fail, another process is to have the lease.
                     if await leases.claim(RECONCILER_LEASE, self._id, _LEASE_SECONDS):
                         refused = 0
-                        await self._standby.postpone()
+                        await self._keep_others_waiting()
                     else:
                         refused += 1
                         # Its owner may be lost, and then it ends.
@@ -123,6 +123,15 @@ class Reconciler:
                 self._log(error)
             await asyncio.sleep(pause)
         return refused > 0
+
+    async def _keep_others_waiting(self) -> None:
+        try:
+            await self._standby.postpone()
+        except Exception:
+            # The one that stands by begins soon, and ends if it does not get the lease. A process
+            # that is cut off from Prefect, and starts nothing, would be the only one.
+            await self._services.store.leases.release(RECONCILER_LEASE, self._id)
+            raise
 
     async def _hand_over(self) -> None:
         """Let the next flow run go on at once. If this fails, it goes on within half a minute.

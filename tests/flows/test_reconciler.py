@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.dispatch import RECONCILE, RECONCILER_LEASE, RUN_BATCHES
+from batchyard.errors import DispatchFailed
 from batchyard.services.services import Services, open_services
 from batchyard.services.storage_mark import stored_mark
 from batchyard.settings import Settings
@@ -168,6 +169,33 @@ async def test_one_whose_passes_fail_leaves_the_lease_to_others(
     assert [each.message for each in caplog.records if "failed" in each.message] == [
         "reconciler.failed OSError"
     ]
+
+
+async def test_one_that_is_cut_off_from_prefect_leaves_the_lease_to_the_one_that_stands_by(
+    services: Services, api: PrefectApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing to start its passes succeed, and it cannot postpone the other."""
+    monkeypatch.setattr(reconcile, "_LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(reconcile, "_LEASE_SECONDS", 3600.0)
+    has_held: list[bool] = []
+
+    async def cut_off() -> None:
+        has_held.append(await owner(services) == "cut off")
+        raise DispatchFailed("no answer")
+
+    async def is_free() -> bool:
+        return bool(has_held) and await owner(services) is None
+
+    reconciler = Reconciler(services, api, "cut off")
+    monkeypatch.setattr(reconciler._standby, "postpone", cut_off)
+    running = asyncio.create_task(reconciler.run())
+    try:
+        await until(is_free)
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert has_held == [True]
 
 
 async def test_a_pass_that_hangs_is_ended(
