@@ -56,16 +56,22 @@ class FinishedLines:
     tally: ChunkTally = field(default_factory=ChunkTally)
     """All finished lines, also those of earlier owners and those that are not durable yet."""
     unflushed_bytes: int = 0
-    """The lines that only this process has."""
+    """The lines of which no write has begun."""
     has_run: bool = False
     """Whether a request has been answered since the row was written last."""
     rest: ChunkRest | None = None
     """What is left of the chunk, as soon as that is known."""
     _unflushed: list[bytes] = field(default_factory=list)
+    _writes: int = 0
     _unrecorded: ChunkTally | None = None
     """What is durable and not yet in the chunk's row."""
     _sequence: int = 0
     _writer: str = field(default_factory=lambda: secrets.token_hex(4))
+
+    @property
+    def are_durable(self) -> bool:
+        """Whether no line is in this process only."""
+        return not (self._unflushed or self._writes)
 
     def keep(self, ordinal: int, result: ResultLine) -> None:
         """Take the result line of one request; ``ordinal`` is its place in the input, from 0."""
@@ -116,6 +122,7 @@ class FinishedLines:
         lease = self.lease
         key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence, self._writer)
         self._sequence += 1
+        self._writes += 1
         try:
             with self.backpressure.writing(lease.key, size_bytes):
                 await put_bytes(self.services.storage, key, entries)
@@ -123,6 +130,8 @@ class FinishedLines:
             self._unflushed = entries + self._unflushed
             self.unflushed_bytes += size_bytes
             raise
+        finally:
+            self._writes -= 1
         return len(entries)
 
 

@@ -53,7 +53,7 @@ class Flusher:
         """Return when so many requests are finished and durable. No more are admitted meanwhile."""
         self._awaited = admitted
         self.look()
-        while self._finished.tally.answered < admitted or self._finished.unflushed_bytes:
+        while self._finished.tally.answered < admitted or not self._finished.are_durable:
             self._flushed.clear()
             await self._flushed.wait()
         self._awaited = self._request_count

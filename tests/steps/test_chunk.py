@@ -18,7 +18,9 @@ from batchyard.runner import finished_lines as finished_lines_module
 from batchyard.runner.admission import Admission, AdmissionQueue
 from batchyard.runner.backpressure import Backpressure
 from batchyard.runner.chunk import ChunkRun
+from batchyard.runner.copies import Copies
 from batchyard.runner.finished_lines import FinishedLines
+from batchyard.runner.flusher import Flusher
 from batchyard.runner.learning import BatchLengths, TenantLengths
 from batchyard.runner.run import Runner
 from batchyard.runner.window import Window
@@ -249,6 +251,34 @@ async def test_what_the_second_of_several_segments_could_not_take_is_written_lat
     await finished.flush()
     assert recorded == [3]
     assert (await finished_lines(yard.services.storage, batch_id, 0)).keys() == {0, 1, 2}
+
+
+async def test_lines_that_are_being_written_are_not_durable_yet(yard: Yard) -> None:
+    """Who waits for them sends the next suspects. If those end the process, these must be there."""
+    storage = Segments(yard)
+    yard.services = replace(yard.services, storage=storage)
+    await yard.prepared(lines("a"))
+    (lease,) = await yard.services.store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
+    finished = FinishedLines(yard.services, lease, Backpressure())
+    may_write = asyncio.Event()
+
+    async def until_allowed() -> None:
+        await may_write.wait()
+
+    storage.before = until_allowed
+    no_copies = Copies()
+    flusher = Flusher(finished, no_copies, storage.before, turn=asyncio.Lock(), request_count=1)
+    finished.keep(0, answered("a", "req_1", 200, b"{}"))
+
+    running = asyncio.create_task(flusher.run(0.01))
+    await until(lambda: storage.asked == 1)
+    waiting = asyncio.create_task(flusher.until_durable(1))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    may_write.set()
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+        await asyncio.gather(running, waiting)
+    assert finished.are_durable
 
 
 # -- stopped and lost ---------------------------------------------------------------------------
