@@ -32,7 +32,7 @@ from batchyard.services.log_words import describe
 from batchyard.store import BatchOptions, NewBatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 
     from batchyard.files.cursor import Cursor
     from batchyard.services.services import Services
@@ -117,9 +117,12 @@ class ResponseGroups:
     async def look(self) -> None:
         """Do what there is to do now. Raises :class:`~batchyard.errors.StoreError`."""
         store = self._services.store
-        self._has_open = await store.responses.are_open() and await store.leases.claim(
-            _LEASE, self._owner, _LEASE_SECONDS
-        )
+        if not await store.responses.are_open():
+            self._has_open = False
+            await self._stop_unwanted(())
+            self._readings.clear()
+            return
+        self._has_open = await store.leases.claim(_LEASE, self._owner, _LEASE_SECONDS)
         if not self._has_open:
             self._readings.clear()
             return
@@ -177,6 +180,7 @@ class ResponseGroups:
     async def _read_results(self) -> None:
         store = self._services.store
         open_ids = await store.responses.open_batches()
+        await self._stop_unwanted(open_ids)
         self._readings = {each: self._readings.get(each, _Reading()) for each in open_ids}
         batches = await store.batches.live(open_ids)
         for batch_id, reading in self._readings.items():
@@ -199,6 +203,23 @@ class ResponseGroups:
                 raise
         if batch.status in TERMINAL:
             await responses.end_all(batch.id, *_end_without_line(batch))
+
+    async def _stop_unwanted(self, open_ids: Collection[str]) -> None:
+        """Stop batches whose last open response has ended before their last line has.
+
+        The others were cancelled or deleted. Who cancels the last one stops the batch itself, but
+        may be lost before, and has nothing to do where the last one ends by its answer.
+        """
+        for batch_id in self._readings.keys() - open_ids:
+            await self._attempt(self._stop(batch_id), batch_id)
+
+    async def _stop(self, batch_id: str) -> None:
+        batches = self._services.store.batches
+        counts = (await batches.get(batch_id)).counts
+        # Not counted yet: it has no line that has ended.
+        if not counts.total or counts.completed + counts.failed < counts.total:
+            with contextlib.suppress(TransitionConflict):
+                await batches.cancel(batch_id)
 
     async def _read(self, batch: BatchRecord, reading: _Reading) -> list[bytes]:
         """The next result lines; none: there are no more lines now."""

@@ -12,10 +12,13 @@ from batchyard.control import response_groups
 from batchyard.control.response_groups import ResponseGroups
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import ModelNotFound, RequestRefused, StoreUnavailable
+from batchyard.lifecycle import BatchStatus
 from batchyard.responses import ResponseStatus
 from batchyard.steps.accept_response import accept_response
+from batchyard.steps.fetch import fetch_input
 from batchyard.steps.retry import retry_batch
 from batchyard.store.response.responses import Responses
+from tests.lifecycle import prepare_batch, run_chunks
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -145,6 +148,55 @@ async def test_an_answer_that_could_not_be_recorded_is_read_again(
             await groups.look()
     await groups.look()
     assert (await state(yard, made)).status is ResponseStatus.COMPLETED
+
+
+async def test_a_batch_none_of_whose_answers_is_wanted_any_more_is_stopped(yard: Yard) -> None:
+    """The process that cancelled the last response was lost before it stopped the batch."""
+    ids = [await accept(yard, f"question {n}") for n in range(2)]
+    groups = await collected(yard)
+    (batch_id,) = await batches(yard)
+    responses = yard.services.store.responses
+
+    await responses.cancel(ids[0], "a")
+    await groups.look()
+    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
+    await responses.cancel(ids[1], "a")
+    await groups.look()
+    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.CANCELLING
+
+
+async def test_a_batch_that_only_cancelled_responses_are_left_of_is_stopped(yard: Yard) -> None:
+    """Though others of all kinds are open."""
+    long = Fault(FaultKind.HANG, lambda body: b"long" in body)
+    yard.use(StubEngine(faults=[long]))
+    yard.set(flush_seconds=0.05)
+    short, cancelled = await accept(yard, "short"), await accept(yard, "long")
+    groups = await collected(yard)
+    (batch_id,) = await batches(yard)
+    running = asyncio.create_task(yard.finish(batch_id))
+    await yard.services.store.responses.cancel(cancelled, "a")
+    async with asyncio.timeout(PATIENCE * 20):
+        while (await state(yard, short)).status is not ResponseStatus.COMPLETED:
+            await groups.look()
+            await asyncio.sleep(0.01)
+        await accept(yard, "another")
+        await groups.look()
+        ended = await running
+    assert (ended.status, ended.counts.completed) == (BatchStatus.CANCELLED, 1)
+
+
+async def test_a_batch_whose_lines_have_all_ended_is_not_stopped(yard: Yard) -> None:
+    """Its responses end before its files are made."""
+    made = await accept(yard)
+    groups = await collected(yard)
+    (batch_id,) = await batches(yard)
+    await fetch_input(yard.services, batch_id)
+    await prepare_batch(yard.services, batch_id)
+    await run_chunks(yard.services, "stub-model", batch_id=batch_id)
+    await groups.look()
+    assert (await state(yard, made)).status is ResponseStatus.COMPLETED
+    await groups.look()
+    assert (await yard.finish(batch_id)).status is BatchStatus.COMPLETED
 
 
 async def test_a_batch_that_failed_fails_its_responses_with_its_words(yard: Yard) -> None:
