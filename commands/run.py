@@ -24,7 +24,7 @@ from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
-from batchyard.storage.local_file import LocalFile
+from batchyard.storage.local_file import LocalFile, check_source
 from batchyard.storage.location import parse_location
 from commands.engine_choice import EngineChoice, ServerUse
 from commands.foreground import how_to_resume, prepare_prefect, run_to_end
@@ -186,7 +186,7 @@ def run(
     elif input_file is None or output_file is None:
         raise typer.BadParameter("Give an input file and an output file.", param_hint="-i and -o")
     else:
-        check_is_there(input_file)
+        check_is_there(input_file, is_dataset=template is not None)
         if template is not None:
             check_installed()
         what = BatchRequest(
@@ -209,10 +209,16 @@ def run(
     sys.exit(run_stoppable(lambda: _run(settings, choice, own_prefect, what)))
 
 
-def check_is_there(place: Location) -> None:
-    """Raises ObjectNotFound for a path without a file, before a Prefect server is started."""
-    if isinstance(place, LocalFile) and not has_local_files(place.path):
-        raise ObjectNotFound(f"{place.path.absolute()} does not exist")
+def check_is_there(place: Location, *, is_dataset: bool) -> None:
+    """Before a Prefect server is started, raises ObjectNotFound for a path without anything, and
+    LocationRefused for a folder or a pipe. A dataset may be a folder.
+    """
+    if isinstance(place, LocalFile):
+        path = place.path.absolute()
+        if not has_local_files(path):
+            raise ObjectNotFound(f"{path} does not exist")
+        if not is_dataset:
+            check_source(path)
 
 
 def errors_beside(output: Location) -> Location | None:

@@ -45,11 +45,7 @@ class LocalFile:
 
     async def read(self, _: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
         path = self.path
-        with os_errors_as_ours(str(path)):
-            if await in_thread(path.is_dir):
-                raise LocationRefused(f"{path} is a directory: give a file")
-            if await in_thread(path.exists) and not await in_thread(path.is_file):
-                raise LocationRefused(f"{path} is a pipe or a device: save it to a file first")
+        await in_thread(check_source, path)
         async with contextlib.aclosing(read_file(path)) as stream:
             async for block in stream:
                 yield block
@@ -65,6 +61,15 @@ class LocalFile:
         async with contextlib.aclosing(read_file(path)) as parts:
             # Through a symbolic link, not in place of it.
             await write_file(self.path.resolve(), parts, name=str(self))
+
+
+def check_source(path: Path) -> None:
+    """Raises :class:`~batchyard.errors.LocationRefused` for what is there and is no file."""
+    with os_errors_as_ours(str(path)):
+        if path.is_dir():
+            raise LocationRefused(f"{path} is a directory: give a file")
+        if path.exists() and not path.is_file():
+            raise LocationRefused(f"{path} is a pipe or a device: save it to a file first")
 
 
 def _check_target(path: Path) -> None:

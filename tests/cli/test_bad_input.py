@@ -78,11 +78,22 @@ def test_a_missing_file(terminal: Terminal, run: Run, here: Run) -> None:
     assert "batch_" not in here("list", "--all").stdout
 
 
-def test_a_folder(terminal: Terminal, run: Run, assert_failed: Check) -> None:
-    """A folder is no file."""
-    (terminal.folder / "folder").mkdir()
-    ended = run("-i", "folder")
-    assert_failed(ended, "location_refused", "is a directory: give a file")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkdir, "is a directory: give a file"),
+        (os.mkfifo, "is a pipe or a device: save it to a file first"),
+    ],
+)
+def test_what_is_no_file(
+    terminal: Terminal, run: Run, here: Run, make: Callable[[Path], None], message: str
+) -> None:
+    """No batch is made for it either."""
+    path = terminal.folder / "place"
+    make(path)
+    ended = run("-i", "place")
+    assert (ended.status, ended.stderr) == (3, f"batchyard: {path} {message}\n")
+    assert "batch_" not in here("list", "--all").stdout
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
