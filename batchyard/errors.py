@@ -223,7 +223,10 @@ class LeaseLost(StoreError):
 
 
 class StoreAccessDenied(StoreError):
-    """The database does not let this process in, or not do this: user, password or rights."""
+    """The database does not let this process in, or not do this: user, password or rights.
+
+    Of SQLite: owner and mode of the file.
+    """
 
     code = "store_unavailable"
 

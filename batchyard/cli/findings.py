@@ -56,7 +56,7 @@ def with_advice(error: BatchyardError) -> str:
     match error:
         case StoreUnavailable():
             advice = f"Check that it runs, that BATCHYARD_DATABASE_URL is right, {_MAY_CONNECT}"
-        case StoreAccessDenied():
+        case StoreAccessDenied() if ": check " not in str(error):
             advice = "Check user, password and database in BATCHYARD_DATABASE_URL."
         case StorageUnavailable():
             advice = (

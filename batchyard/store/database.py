@@ -200,6 +200,7 @@ def _engine(url: URL, patience_seconds: float, *, migrates: bool) -> AsyncEngine
         _keep_private(Path(str(url.database)))
         use_own_cursors(engine.sync_engine)
         _prepare_sqlite(engine, foreign_keys=not migrates)
+        _replace_lost_connections(engine)
     elif not migrates:
         _limit_postgresql(engine, patience_seconds)
         _replace_lost_connections(engine)
@@ -260,7 +261,8 @@ def _limit_postgresql(engine: AsyncEngine, patience_seconds: float) -> None:
 def _replace_lost_connections(engine: AsyncEngine) -> None:
     """Close all connections once one has lost its server, so that the next call makes new ones.
 
-    The driver does not see that such a connection is lost: it would be used again.
+    The driver does not see that such a connection is lost: it would be used again. So would one of
+    SQLite that only reads.
     """
 
     @event.listens_for(engine.sync_engine, "handle_error")

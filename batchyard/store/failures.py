@@ -34,6 +34,14 @@ _UNAVAILABLE_SQLITE = frozenset(
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+_DENIED_SQLITE = frozenset(
+    {
+        sqlite3.SQLITE_READONLY,  # another user owns it, or its disk was mounted again
+        sqlite3.SQLITE_CANTOPEN,  # the same, or this process has too many open files
+        sqlite3.SQLITE_PERM,
     }
 )
 
@@ -68,10 +76,12 @@ def has_lost_its_server(error: BaseException) -> bool:
     """Whether the connection of this error leads nowhere, or to a server that takes no writes.
 
     Each statement has the server's own time limit: if the driver's, which is longer, has ended it,
-    the server is gone and has not said so.
+    the server is gone and has not said so. A connection to a file of SQLite that could only be read
+    when it was opened never writes.
     """
     is_silent = isinstance(error, TimeoutError)
-    return is_silent or getattr(error, "sqlstate", None) == _READ_ONLY_SQLSTATE
+    only_reads = getattr(error, "sqlstate", None) == _READ_ONLY_SQLSTATE
+    return is_silent or only_reads or _sqlite_code(error) == sqlite3.SQLITE_READONLY
 
 
 @contextmanager
@@ -96,6 +106,11 @@ def _ours(error: Exception) -> BatchyardError:
     if isinstance(error, IntegrityError):
         return TransitionConflict(
             f"The row is already there, or one that it names is not: {_first_line(cause)}"
+        )
+    if _sqlite_code(cause) in _DENIED_SQLITE:
+        return StoreAccessDenied(
+            f"The database's file cannot be used ({_first_line(cause)}): check its owner and mode "
+            "and those of its folder, and that the disk is not read-only."
         )
     if _is_unavailable(error, cause):
         return StoreUnavailable(
@@ -122,11 +137,17 @@ def _is_unavailable(error: Exception, cause: BaseException) -> bool:
         return True
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    code = getattr(cause, "sqlite_errorcode", None)
+    code = _sqlite_code(cause)
     if code is not None:
-        return code & 0xFF in _UNAVAILABLE_SQLITE
+        return code in _UNAVAILABLE_SQLITE
     sqlstate = getattr(cause, "sqlstate", None)
     return sqlstate is not None and sqlstate.startswith(_UNAVAILABLE_SQLSTATES)
+
+
+def _sqlite_code(cause: BaseException) -> int | None:
+    """Its primary result code; None: it is not from SQLite."""
+    code: int | None = getattr(cause, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def _is_of_other_tables(cause: BaseException) -> bool:
