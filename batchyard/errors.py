@@ -225,7 +225,7 @@ class LeaseLost(StoreError):
 class StoreAccessDenied(StoreError):
     """The database does not let this process in, or not do this: user, password or rights.
 
-    Of SQLite: owner and mode of the file.
+    With SQLite: by the owner or the mode of its file.
     """
 
     code = "store_unavailable"

@@ -56,7 +56,7 @@ class FinishedLines:
     tally: ChunkTally = field(default_factory=ChunkTally)
     """All finished lines, also those of earlier owners and those that are not durable yet."""
     unflushed_bytes: int = 0
-    """The lines of which no write has begun."""
+    """Of the lines that are not being written yet."""
     has_run: bool = False
     """Whether a request has been answered since the row was written last."""
     rest: ChunkRest | None = None

@@ -71,9 +71,8 @@ def room_for_bodies(slots: int, total_bytes: int = BODIES_BYTES) -> Room:
 def room_for_sequences(slots: int) -> Room:
     """How many sequences the requests of a window may be.
 
-    The window has more slots than the engine has seats, so that it is never idle; one sequence in
-    each slot does that. Of requests that are many, so many as slots would be in the engine's
-    memory, and their answers in ours, where each may have megabytes; and the last would wait there
-    for longer than a request may take.
+    The window has more slots than the engine has seats, so one sequence in each slot keeps the
+    engine busy. If each slot held a request of 2,000 sequences, the last of them would wait for
+    longer than a request may take, and their answers, megabytes each, would fill our memory.
     """
     return Room(1, slots, least=_LEAST_OF_MANY)
