@@ -40,11 +40,13 @@ from batchyard.store import (
 )
 from batchyard.wire import BatchUsage
 from tests.contract.store.samples import batch_in, begun_batch, new_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from batchyard.dispatch.prefect_answers import FlowRun
     from batchyard.store import Store
 
 MODEL = "qwen"
@@ -859,8 +861,22 @@ async def test_a_scheduler_keeps_its_turn_where_a_pool_is_missing(
 
 
 async def test_two_that_believe_to_hold_the_lease_start_each_runner_once(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """All have looked, and each has decided what to start, before the first one starts anything."""
+    all_of_them = asyncio.Barrier(4)
+    start_after = api.start_after
+
+    async def start_together(*given: Any, **named: Any) -> FlowRun:
+        async with asyncio.timeout(PATIENCE * 10):
+            await all_of_them.wait()
+        return await start_after(*given, **named)
+
+    monkeypatch.setattr(api, "start_after", start_together)
     prefect.limits["gpu"] = 4
     await begun_batch(store, chunks=4)
     await begun_batch(store, chunks=4, model="llama")

@@ -143,7 +143,7 @@ def test_small_batches_get_three_parts_of_four_and_large_ones_the_fourth(
         return small_cost if each.is_small else large_cost
 
     for each in served(waiting, 200, cost):
-        had[each.flow] += cost(each)  # type: ignore[assignment] # it adds floats
+        had[each.tenant, each.is_small] += cost(each)  # type: ignore[assignment] # it adds floats
     for tenant in {each.tenant for each in waiting}:
         if len({each.is_small for each in waiting if each.tenant == tenant}) == 2:
             small, large = had[tenant, True], had[tenant, False]
