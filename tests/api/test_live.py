@@ -254,6 +254,23 @@ async def test_who_leaves_early_pays_for_what_was_made(
     assert 1 <= total.output_tokens < 8
 
 
+async def test_who_leaves_before_the_answer_begins_pays_for_the_prompt(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    client = api.async_openai(max_retries=0)
+    slow = [{"role": "user", "content": "takes 3000 ms"}]
+    async with serving(services, tmp_path) as live:
+        call = client.chat.completions.create(model=MODEL, messages=slow, stream=True)
+        asking = asyncio.create_task(call)
+        await live.until(lambda: len(witness(tmp_path)) == 1)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await live.until(lambda: any("left after 0" in line for line in witness(tmp_path)))
+    (total,) = await used(services)
+    assert total.input_tokens > 10
+    assert total.output_tokens == 0
+
+
 async def test_a_wrong_key_an_unknown_model_and_a_bad_body_are_openai_errors(
     api: Api, live: Live
 ) -> None:

@@ -165,6 +165,23 @@ async def test_of_many_who_complete_at_once_one_does(api: Api) -> None:
     assert len(api.objects()) == 1
 
 
+async def test_the_bytes_of_an_upload_that_ended_while_they_were_joined_are_deleted(
+    api: Api, services: Services
+) -> None:
+    """As by a request that another process answers."""
+    upload = begin(api, len(LINE))
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+    before = api.objects()
+
+    async def cancel() -> None:
+        await services.store.uploads.cancel(upload.id, tenant="one")
+
+    slow = replace(services, storage=ReadAfter(services.storage, cancel))
+    with pytest.raises(TransitionConflict):
+        await complete_upload(slow, "one", upload.id, [part.id], None)
+    assert api.objects() == before
+
+
 async def test_an_upload_is_complete_though_its_parts_cannot_be_looked_up_afterwards(
     api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:

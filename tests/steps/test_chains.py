@@ -317,6 +317,33 @@ async def test_a_cancelled_chain_keeps_what_is_finished(yard: Yard) -> None:
     assert len(output) + len(errors) == 60
 
 
+async def test_the_parts_of_a_cancelled_chain_are_cancelled(yard: Yard) -> None:
+    """Their requests may take hours."""
+    begun: list[bytes] = []
+
+    def latency(body: bytes) -> float:
+        if b"good?" not in body:
+            return 0.0
+        begun.append(body)
+        return 3600.0
+
+    yard.use(StubEngine(max_num_seqs=4, latency=latency))
+    async with working(yard):
+        batch_id = await yard.create(lines(4), then=(JUDGE,))
+
+        async def has_begun() -> bool:
+            return bool(begun)
+
+        await until(has_begun)
+        await yard.services.store.batches.cancel(batch_id)
+        batch = await ended(yard, batch_id)
+        parts = await yard.services.store.chains.summaries(batch_id)
+        assert {(await ended(yard, part.batch.id)).status for part in parts} == {
+            BatchStatus.CANCELLED
+        }
+    assert (batch.status, batch.counts.completed) == (BatchStatus.CANCELLED, 0)
+
+
 async def test_a_part_that_fails_ends_its_own_lines_only(yard: Yard) -> None:
     nobody = replace(JUDGE, endpoint="/v1/score")
     batch = await run(yard, lines(5), nobody)

@@ -177,6 +177,7 @@ async def test_what_others_find_after_a_reader_saw_the_end_changes_nothing_for_i
     await yard.finish(batch_id)
     found += await client.page()
     await slow.reader.page(running, CompletionCursor(), limit=1)
+    client.restart_server()
     found += await client.rest()
     assert sorted(found) == ids(*range(9))
 
