@@ -22,7 +22,7 @@ _LEAST_OF_MANY: Final = 4
 """An engine reads the next request, and writes the answer to another, while it runs one or two."""
 
 
-class Room:
+class WindowRoom:
     """For what requests have beyond ``part``, that of their slot; ``total`` in all.
 
     As long as it is not full, a request of any size has room: so none is too large, and a large one
@@ -63,16 +63,16 @@ class Room:
         return self._taken < self._total or self._large < self._least
 
 
-def room_for_bodies(slots: int, total_bytes: int = BODIES_BYTES) -> Room:
+def room_for_bodies(slots: int, total_bytes: int = BODIES_BYTES) -> WindowRoom:
     """How much memory the bodies of requests may take in a window with so many slots, in bytes."""
-    return Room(max(_LEAST_PART_BYTES, _SLOTS_BYTES // slots), total_bytes)
+    return WindowRoom(max(_LEAST_PART_BYTES, _SLOTS_BYTES // slots), total_bytes)
 
 
-def room_for_sequences(slots: int) -> Room:
+def room_for_sequences(slots: int) -> WindowRoom:
     """How many sequences the requests of a window may be.
 
     The window has more slots than the engine has seats, so one sequence in each slot keeps the
     engine busy. If each slot held a request of 2,000 sequences, the last of them would wait for
     longer than a request may take, and their answers, megabytes each, would fill our memory.
     """
-    return Room(1, slots, least=_LEAST_OF_MANY)
+    return WindowRoom(1, slots, least=_LEAST_OF_MANY)

@@ -10,7 +10,7 @@ import pytest
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner import chunk, room
-from batchyard.runner.room import Room, room_for_bodies
+from batchyard.runner.room import WindowRoom, room_for_bodies
 from batchyard.runner.run import Runner
 from tests.steps.conftest import chat_line, until
 
@@ -35,12 +35,12 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most_bytes = self.most_requests = 0
         taken: list[int] = []
-        take, give_back = Room.take, Room.give_back
+        take, give_back = WindowRoom.take, WindowRoom.give_back
 
-        def is_for_bodies(room: Room) -> bool:
+        def is_for_bodies(room: WindowRoom) -> bool:
             return room.part > 1
 
-        def counted(room: Room, size: int) -> int:
+        def counted(room: WindowRoom, size: int) -> int:
             if not is_for_bodies(room):
                 return take(room, size)
             taken.append(take(room, size))
@@ -48,13 +48,13 @@ class Held:
             self.most_requests = max(self.most_requests, len(taken))
             return taken[-1]
 
-        def given_back(room: Room, size: int) -> None:
+        def given_back(room: WindowRoom, size: int) -> None:
             if is_for_bodies(room):
                 taken.remove(size)
             give_back(room, size)
 
-        monkeypatch.setattr(Room, "take", counted)
-        monkeypatch.setattr(Room, "give_back", given_back)
+        monkeypatch.setattr(WindowRoom, "take", counted)
+        monkeypatch.setattr(WindowRoom, "give_back", given_back)
 
 
 async def test_the_bodies_in_a_window_have_a_bound_in_bytes(

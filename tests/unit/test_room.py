@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from batchyard.runner.room import Room, room_for_bodies, room_for_sequences
+from batchyard.runner.room import WindowRoom, room_for_bodies, room_for_sequences
 
 PART = 10
 
 
 def test_a_request_of_any_size_has_room_until_the_room_is_full() -> None:
-    room = Room(PART, 100)
+    room = WindowRoom(PART, 100)
     huge = PART + 10**9
 
     assert room.is_there_for(huge)
@@ -19,7 +19,7 @@ def test_a_request_of_any_size_has_room_until_the_room_is_full() -> None:
 
 
 def test_a_request_no_larger_than_its_slots_part_always_has_room() -> None:
-    room = Room(PART, 100)
+    room = WindowRoom(PART, 100)
     room.take(PART + 100)
 
     assert room.is_there_for(PART)
@@ -27,7 +27,7 @@ def test_a_request_no_larger_than_its_slots_part_always_has_room() -> None:
 
 
 def test_so_many_large_requests_have_room_though_it_is_full() -> None:
-    room = Room(PART, 100, least=2)
+    room = WindowRoom(PART, 100, least=2)
 
     taken = [room.take(PART + 1000)]
     room.take(PART)
@@ -39,7 +39,7 @@ def test_so_many_large_requests_have_room_though_it_is_full() -> None:
 
 
 def test_who_waits_is_told_when_there_is_room_and_only_then() -> None:
-    room = Room(PART, 100)
+    room = WindowRoom(PART, 100)
     told: list[str] = []
     room.on_room = lambda: told.append("room")
     large = [room.take(PART + 60) for _ in range(3)]
