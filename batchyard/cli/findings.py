@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from batchyard.errors import (
     DispatchFailed,
     StorageUnavailable,
-    StoreAccessDenied,
     StoreUnavailable,
 )
 
@@ -56,8 +55,6 @@ def with_advice(error: BatchyardError) -> str:
     match error:
         case StoreUnavailable():
             advice = f"Check that it runs, that BATCHYARD_DATABASE_URL is right, {_MAY_CONNECT}"
-        case StoreAccessDenied() if ": check " not in str(error):
-            advice = "Check user, password and database in BATCHYARD_DATABASE_URL."
         case StorageUnavailable():
             advice = (
                 "Check that it runs, that BATCHYARD_STORAGE and, for S3, AWS_ENDPOINT_URL are "

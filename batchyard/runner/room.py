@@ -16,7 +16,7 @@ _SLOTS_BYTES: Final = 256 * 1024**2
 """What the bodies of all slots have as their parts."""
 _LEAST_PART_BYTES: Final = 4096
 """An operator may have said that there are a billion slots."""
-BODIES_BYTES: Final = 256 * 1024**2
+_BODIES_BYTES: Final = 256 * 1024**2
 """What all bodies together may have beyond the parts of their slots, but for the last one."""
 _LEAST_OF_MANY: Final = 4
 """An engine reads the next request, and writes the answer to another, while it runs one or two."""
@@ -63,9 +63,9 @@ class WindowRoom:
         return self._taken < self._total or self._large < self._least
 
 
-def room_for_bodies(slots: int, total_bytes: int = BODIES_BYTES) -> WindowRoom:
+def room_for_bodies(slots: int) -> WindowRoom:
     """How much memory the bodies of requests may take in a window with so many slots, in bytes."""
-    return WindowRoom(max(_LEAST_PART_BYTES, _SLOTS_BYTES // slots), total_bytes)
+    return WindowRoom(max(_LEAST_PART_BYTES, _SLOTS_BYTES // slots), _BODIES_BYTES)
 
 
 def room_for_sequences(slots: int) -> WindowRoom:

@@ -118,7 +118,10 @@ def _ours(error: Exception) -> BatchyardError:
         )
     sqlstate = getattr(cause, "sqlstate", None) or ""
     if sqlstate.startswith(_DENIED_SQLSTATES):
-        return StoreAccessDenied(f"The database refused: {_first_line(cause)}")
+        return StoreAccessDenied(
+            f"The database refused: {_first_line(cause).rstrip('.')}. Check user, password and "
+            "database in BATCHYARD_DATABASE_URL."
+        )
     if _is_of_other_tables(cause):
         return OtherTables(
             "The database's tables were changed while this process was running "

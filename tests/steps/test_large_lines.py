@@ -10,7 +10,7 @@ import pytest
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner import chunk, room
-from batchyard.runner.room import WindowRoom, room_for_bodies
+from batchyard.runner.room import WindowRoom
 from batchyard.runner.run import Runner
 from tests.steps.conftest import chat_line, until
 
@@ -26,7 +26,7 @@ LARGE = "large " * 5_000
 @pytest.fixture(autouse=True)
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_SLOTS_BYTES", 16 * 4096)
-    monkeypatch.setattr(room_for_bodies, "__defaults__", (ROOM_BYTES,))
+    monkeypatch.setattr(room, "_BODIES_BYTES", ROOM_BYTES)
 
 
 class Held:

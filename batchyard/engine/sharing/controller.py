@@ -90,8 +90,8 @@ class ShareController:
         self._are_known = are_known
         self._given_reserve = reserve_seats
         self._in_flight: dict[object, _Sent] = {}
-        self._sequences = 0
-        """Of all of them."""
+        self.sequences = 0
+        """The seats that our requests in flight took when they came."""
         self._sent_at = [0.0] * len(_FIRST_SHARES)
         """The tokens in flight that were sent at each level."""
         self._tokens = 0.0
@@ -145,11 +145,6 @@ class ShareController:
         """
         return len(self._in_flight)
 
-    @property
-    def sequences(self) -> int:
-        """The seats that our requests took when they came."""
-        return self._sequences
-
     # -- what happens -----------------------------------------------------------------------
 
     def sent(self, now: float, key: object, tokens: float, sequences: int = 1) -> None:
@@ -160,7 +155,7 @@ class ShareController:
         elif self.sent_ever < self.quarter:
             self._unit += (tokens - self._unit) / (self.sent_ever + 1)
         self._in_flight[key] = _Sent(tokens, now, self._level, sequences)
-        self._sequences += sequences
+        self.sequences += sequences
         self._sent_at[self._level] += tokens
         self.sent_ever += 1
         self._tokens += tokens
@@ -182,7 +177,7 @@ class ShareController:
         """It went away without an answer, which says nothing of how long one takes."""
         entry = self._in_flight.pop(key, _NOTHING)
         self._sent_at[entry.level] -= entry.tokens
-        self._sequences -= entry.sequences
+        self.sequences -= entry.sequences
         self._tokens = max(0.0, self._tokens - entry.tokens) if self._in_flight else 0.0
 
     def observe(self, now: float, seen: Observation) -> None:
@@ -207,13 +202,13 @@ class ShareController:
     def may_send(self, now: float) -> bool:
         """Whether one more request may be sent now."""
         if self._is_blind:
-            return self._sequences < self.quarter
+            return self.sequences < self.quarter
         if now - self._observed_at > STALE_SECONDS or self._waiting > 0 or now < self._next_at:
             return False
         if self.objective is None:
-            return self._sequences < min(self._room, math.floor(self.share(now)))
+            return self.sequences < min(self._room, math.floor(self.share(now)))
         unit = self._unit or 1.0
-        return self._sequences < self._room and self._tokens < unit * self.share(now)
+        return self.sequences < self._room and self._tokens < unit * self.share(now)
 
     def opens_at(self) -> float:
         """Before this moment nothing is sent, whatever is observed."""
