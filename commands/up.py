@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -33,7 +34,7 @@ from batchyard.cli.stoppable import stop_signals
 from batchyard.errors import SettingsError
 from batchyard.logs.rotation import rotate
 from batchyard.services.connections import connections
-from batchyard.services.home import in_home
+from batchyard.services.home import HomeWatch, in_home
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
 from batchyard.store.tenant.sessions import CODE_SECONDS
@@ -63,6 +64,7 @@ _PREFECT_PORT_VARIABLE = "PREFECT_SERVER_API_PORT"
 _LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
 _START_SECONDS = 90.0
 _STOP_SECONDS = 20.0
+_LOOK_SECONDS = 10.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """For our own processes: a proxy cannot reach them."""
 
@@ -219,6 +221,8 @@ class Everything:
 
     def wait_for_an_end(self) -> NoReturn:
         """Wait until one of the processes ends, and raise a SettingsError that names it."""
+        # In a thread: a disk that hangs must not keep Ctrl-C from ending the others.
+        threading.Thread(target=self._watch_disk, daemon=True).start()
         while True:
             for name, program in self._programs.items():
                 if not program.is_running:
@@ -227,6 +231,13 @@ class Everything:
                 with contextlib.suppress(OSError):
                     rotate(self._log(name))
             time.sleep(0.5)
+
+    def _watch_disk(self) -> NoReturn:
+        disk = HomeWatch(self._home / "logs")
+        while True:
+            if news := disk.look():
+                say(news)
+            time.sleep(_LOOK_SECONDS)
 
     def stop(self) -> None:
         """Stop first what accepts work, and the server last, because the others use it."""

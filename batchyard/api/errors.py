@@ -18,16 +18,14 @@ from batchyard.errors import (
     BatchLimitExceeded,
     BatchyardError,
     ObjectTooLarge,
-    OtherTables,
     QuotaExceeded,
     RecordNotFound,
     RequestRefused,
-    StorageFull,
     StorageLimitExceeded,
-    StoreAccessDenied,
     TransitionConflict,
 )
 from batchyard.logs import event_logger
+from batchyard.services.patience import PASSING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +38,9 @@ log = event_logger(__name__)
 RETRY_AFTER_SECONDS: Final = 5
 FULL_RETRY_AFTER_SECONDS: Final = 60
 """More than 60 is not obeyed by every SDK."""
+
+SERVER_FAILED: Final = 500
+"""The status of a defect. What passes is 503."""
 
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
@@ -121,7 +122,9 @@ def missing(param: str) -> ApiError:
 def server_failed() -> ApiError:
     """What a client sees of a defect of ours; the log has the rest, under the request's id."""
     return ApiError(
-        500, "The server had an error while processing your request.", type=SERVER_ERROR
+        SERVER_FAILED,
+        "The server had an error while processing your request.",
+        type=SERVER_ERROR,
     )
 
 
@@ -149,10 +152,11 @@ def as_api_error(error: BatchyardError) -> ApiError:
             return ApiError(409, "Another request changed this at the same time: read it again.")
         case ObjectTooLarge():
             return ApiError(413, str(error), param="file", code=error.code)
-        case StorageFull() | OtherTables() | StoreAccessDenied():
-            return _unavailable(error, FULL_RETRY_AFTER_SECONDS)
         case _ if error.is_retriable:
             return _unavailable(error, RETRY_AFTER_SECONDS)
+        case _ if isinstance(error, PASSING):
+            # An operator has to do something, which takes longer.
+            return _unavailable(error, FULL_RETRY_AFTER_SECONDS)
         case _:
             return server_failed()
 
@@ -189,18 +193,24 @@ async def _api_error(request: Request, error: Any) -> Response:
 
 async def _batchyard_error(request: Request, error: Any) -> Response:
     answered = as_api_error(error)
-    if answered.status >= 500:
-        # For a temporary error the message is enough; a defect needs its traceback.
-        defect = None if error.is_retriable else error
-        log.error(
-            "api.failed",
-            error,
-            cause=defect,
-            request=request.state.request_id,
-            method=request.method,
-            path=request.url.path,
-        )
+    log_failure(request, error, answered)
     return error_response(answered, request.scope)
+
+
+def log_failure(request: Request, error: BatchyardError, answered: ApiError) -> None:
+    """Log what failed on our side. The client is told none of it."""
+    if answered.status < SERVER_FAILED:
+        return
+    # For a temporary error the message is enough; a defect needs its traceback.
+    defect = error if answered.status == SERVER_FAILED else None
+    log.error(
+        "api.failed",
+        error,
+        cause=defect,
+        request=request.state.request_id,
+        method=request.method,
+        path=request.url.path,
+    )
 
 
 async def _http_exception(request: Request, error: Any) -> Response:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.routing import APIRoute
 
-from batchyard.api.errors import ApiError, as_api_error
+from batchyard.api.errors import SERVER_FAILED, ApiError, as_api_error, log_failure
 from batchyard.api.session import csrf_token
 from batchyard.errors import BatchyardError
 from batchyard.page.html import render
@@ -41,8 +41,9 @@ class PageRoute(APIRoute):
                 return _refusal(request, error)
             except BatchyardError as error:
                 answer = as_api_error(error)
-                if answer.status >= 500 and not error.is_retriable:
+                if answer.status == SERVER_FAILED:
                     raise  # a defect: with its traceback in the log
+                log_failure(request, error, answer)
                 return _refusal(request, answer)
 
         return handle_page

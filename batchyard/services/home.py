@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.settings import Settings
+
+_PROBE_BYTES = 4096
 
 
 @contextmanager
@@ -30,3 +33,36 @@ def in_home(settings: Settings) -> Iterator[Path]:
             f"BATCHYARD_HOME, {home}, cannot be used ({error.strerror}): "
             "name a folder that you may write to and that has room."
         ) from error
+
+
+class HomeWatch:
+    """Tells when a folder of the home can no longer be written, and when it can again.
+
+    For who has a terminal: the logs of the other processes are in the home, so they cannot say it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._reason: str | None = None
+
+    def look(self) -> str | None:
+        """What has changed since the last look, for an operator; None: nothing has."""
+        reason = self._why_not()
+        before, self._reason = self._reason, reason
+        if reason == before:
+            return None
+        if reason is None:
+            return f"{self._folder} can be written again."
+        return (
+            f"{self._folder} cannot be written ({reason}): batches wait, and the logs end here, "
+            "until it can. Free some space, or make its disk writable."
+        )
+
+    def _why_not(self) -> str | None:
+        try:
+            # More than an inode can hold, so that it takes a block of the disk.
+            with tempfile.NamedTemporaryFile(dir=self._folder, buffering=0) as file:
+                file.write(bytes(_PROBE_BYTES))
+        except OSError as error:
+            return error.strerror
+        return None

@@ -9,6 +9,7 @@ import pytest
 
 from batchyard.api.errors import as_api_error
 from batchyard.errors import (
+    AccessDenied,
     BatchLimitExceeded,
     DispatchFailed,
     ObjectTooLarge,
@@ -157,6 +158,7 @@ def test_a_defect_of_ours_is_a_500_that_tells_nothing(
         (StorageUnavailable("host s3.internal"), 503, "storage_unavailable"),
         (DispatchFailed("http://prefect.internal"), 503, "dispatch_failed"),
         (StorageFull("/srv/objects"), 503, "storage_full"),
+        (AccessDenied("/srv/objects"), 503, "access_denied"),
         (OtherTables("no such column"), 503, "store_unavailable"),
         (StoreError("select"), 500, None),
     ],

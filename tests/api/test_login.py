@@ -12,6 +12,7 @@ from fastapi import Request  # noqa: TC002 — FastAPI reads it at run time
 
 from batchyard.api.app import create_app
 from batchyard.api.session import PageCaller, csrf_of, csrf_token, local_path, read_form
+from batchyard.errors import AccessDenied, StorageFull, StoreUnavailable
 from batchyard.page.failed_logins import MOST_FAILURES, WINDOW_SECONDS, FailedLogins
 from batchyard.services.services import open_services
 from batchyard.store.tenant.sessions import _SESSIONS
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.errors import BatchyardError
     from batchyard.services.services import Services
     from batchyard.settings import Settings
 
@@ -100,6 +102,29 @@ async def test_a_page_without_a_session_leads_to_the_form_and_back(
 async def test_htmx_is_told_to_load_the_form_as_a_page(browser: httpx.AsyncClient) -> None:
     refused = await browser.get("/test/page", headers={"hx-request": "true"})
     assert (refused.status_code, refused.headers["hx-redirect"]) == (401, "/login")
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("host db"), AccessDenied("/srv"), StorageFull("/srv")]
+)
+async def test_a_page_that_cannot_be_made_now_says_so_and_the_log_says_why(
+    browser: httpx.AsyncClient,
+    keys: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: BatchyardError,
+) -> None:
+    async def refused(*_: Any, **__: Any) -> None:
+        raise error
+
+    await log_in(browser, keys[0])
+    monkeypatch.setattr("batchyard.store.overview.Overview.work", refused)
+    answer = await browser.get("/")
+    assert answer.status_code == 503
+    assert "Not available now" in answer.text
+    assert str(error) not in answer.text
+    (logged,) = [each for each in caplog.records if str(error) in each.getMessage()]
+    assert logged.exc_info is None
 
 
 async def test_an_operators_session_sees_all_tenants(
