@@ -31,6 +31,7 @@ from batchyard.cli.offline import offline_services
 from batchyard.cli.say import say
 from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
 from batchyard.cli.stoppable import stop_signals
+from batchyard.dispatch import PrefectApi, start_reconciler
 from batchyard.errors import SettingsError
 from batchyard.logs.rotation import rotate
 from batchyard.services.connections import connections
@@ -178,6 +179,7 @@ class Everything:
         file = self._models_file()
         self._run("batchyard", "deploy", str(file))
         self._model = next((each["model"] for each in _models(file)), _TINY)
+        asyncio.run(self._start_reconciler())
         for pool in _pools(file):
             self._start(pool, *PREFECT_WORKER, "--pool", pool)
         self._wait_until_it_answers("api", f"{self._api_url}/models")
@@ -231,6 +233,10 @@ class Everything:
                 with contextlib.suppress(OSError):
                     rotate(self._log(name))
             time.sleep(0.5)
+
+    async def _start_reconciler(self) -> None:
+        async with PrefectApi.from_environment(self._environment) as api:
+            await start_reconciler(api)
 
     def _watch_disk(self) -> NoReturn:
         disk = HomeWatch(self._home / "logs")

@@ -8,7 +8,6 @@ settings to its flow runs, and lets them end in order at SIGTERM.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ import typer
 
 from batchyard.cli.offline import services_with_tables
 from batchyard.cli.say import say
-from batchyard.dispatch import RECONCILE, PrefectApi, checked_api_url
+from batchyard.dispatch import PrefectApi, checked_api_url, start_reconciler
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.logs.setup import prefect_variables
 from batchyard.runner.slot import slots_of
@@ -150,17 +149,7 @@ async def _until_it_can_work(pool: str) -> None:
                 say(f"batchyard: {reason} Waiting for it.", err=True)
             await asyncio.sleep(_LOOK_SECONDS)
         if pool == CONTROL_POOL:
-            await _start_reconciler(api)
-
-
-async def _start_reconciler(api: PrefectApi) -> None:
-    """One that finds another at work makes a pass and ends.
-
-    The flow run that reconciles and the one that stands by may both be lost with the worker that
-    had taken them, and batches would wait for the schedule.
-    """
-    with contextlib.suppress(DispatchFailed, SettingsError):  # it is not deployed yet
-        await api.start(RECONCILE, {}, name="reconcile")
+            await start_reconciler(api)
 
 
 async def _why_not(api: PrefectApi, pool: str) -> str | None:

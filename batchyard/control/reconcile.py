@@ -67,9 +67,14 @@ class Watch:
 async def reconcile(services: Services, watch: Watch | None = None) -> Reconciled:
     """Stop overdue batches, free the chunks of expired leases, mark silent runners as lost.
 
+    Before that, make up for a clock of the database that was set back.
+
     With a ``watch``, runners are lost only if it covers the time that they were silent for.
     """
     store, silent_seconds = services.store, services.settings.lease_seconds
+    # Before a lease or a heartbeat is read.
+    if set_back := await store.clock_steps.make_up_for(silent_seconds):
+        log.warning("clock.set_back", seconds=round(set_back))
     overdue = await stop_overdue(store, await store.batches.overdue(_OVERDUE_AT_ONCE))
     lost: Sequence[RunnerRecord] = ()
     if watch is None or watch.covers(silent_seconds, await store.database.now()):

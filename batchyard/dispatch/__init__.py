@@ -32,7 +32,7 @@ from batchyard.dispatch.prefect_api import (
 )
 from batchyard.dispatch.prefect_http import checked_api_url
 from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
-from batchyard.dispatch.standby import Standby
+from batchyard.dispatch.standby import Standby, start_reconciler
 from batchyard.dispatch.status_events import batch_resource, report_status_changes
 
 __all__ = [
@@ -57,4 +57,5 @@ __all__ = [
     "ensure_batch_runner",
     "offer_of",
     "report_status_changes",
+    "start_reconciler",
 ]

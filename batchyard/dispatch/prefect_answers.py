@@ -166,7 +166,9 @@ def flow_run_from(found: Mapping[str, Any], at: datetime | None) -> FlowRun:
     since, start = state.get("timestamp"), found.get("next_scheduled_start_time")
     seconds = starts_after = 0.0
     if at is not None and since:
-        seconds = max(0.0, (at - datetime.fromisoformat(since)).total_seconds())
+        # A state that begins long after now is from before the server's clock was set back. It must
+        # not count as new for hours: it keeps a place, and the process that had it may be gone.
+        seconds = abs((at - datetime.fromisoformat(since)).total_seconds())
     if at is not None and start:
         starts_after = max(0.0, (datetime.fromisoformat(start) - at).total_seconds())
     return FlowRun(

@@ -76,17 +76,17 @@ class PrefectHttp:
         self._csrf = CsrfToken()
 
     @classmethod
-    def from_environment(cls) -> Self:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """The server that ``PREFECT_API_URL`` names, as Prefect's own clients find it.
 
         Raises :class:`~batchyard.errors.SettingsError` if the variable is not set.
         """
-        url = checked_api_url(os.environ.get("PREFECT_API_URL"))
+        url = checked_api_url(environment.get("PREFECT_API_URL"))
         headers = {}
         # In this order, as Prefect's own clients.
-        if login := os.environ.get("PREFECT_API_AUTH_STRING"):
+        if login := environment.get("PREFECT_API_AUTH_STRING"):
             headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-        elif key := os.environ.get("PREFECT_API_KEY"):
+        elif key := environment.get("PREFECT_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
         return cls(url, headers)
 

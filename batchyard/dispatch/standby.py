@@ -7,13 +7,16 @@ and a worker starts it: on any machine, and after the same short time.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING
 
+from batchyard.dispatch.prefect_api import RECONCILE, PrefectApi
+from batchyard.errors import DispatchFailed, SettingsError
+
 if TYPE_CHECKING:
     from batchyard.dispatch.prefect_answers import FlowRun
-    from batchyard.dispatch.prefect_api import PrefectApi
 
 SECONDS = 30.0
 """From the last call that postponed it until it starts.
@@ -21,6 +24,17 @@ SECONDS = 30.0
 Workers start processes ten seconds early, which then wait: so a call every ten seconds is in time
 even when one of them fails.
 """
+
+
+async def start_reconciler(api: PrefectApi) -> None:
+    """Start a flow run of ``reconcile``, when a worker starts. It does not wait for a standby.
+
+    One that finds another at work makes a pass and ends. The flow run that reconciles and the one
+    that stands by may both be lost with the worker that had taken them, and batches would wait for
+    the schedule.
+    """
+    with contextlib.suppress(DispatchFailed, SettingsError):  # it is not deployed yet
+        await api.start(RECONCILE, {}, name="reconcile")
 
 
 class Standby:

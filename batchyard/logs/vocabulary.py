@@ -68,6 +68,8 @@ EVENTS: Final = {
     "again.",
     "chunk.postponed": "A chunk failed for a temporary reason; it was released.",
     "chunks.not_claimed": "The database gave no chunks; it is asked again.",
+    "clock.set_back": "The clock of the database was set back: leases and heartbeats from before "
+    "then were dated back by as much.",
     "deliveries.not_claimed": "The database gave no notifications to send; it is asked again.",
     "deliveries.not_sent": "Notifications could not be sent by this process.",
     "delivery.attempted": "A webhook, an e-mail, or a result file was sent, or the attempt failed.",
@@ -206,6 +208,7 @@ FIELDS: Final = {
     "request_id": "the id of the request to the engine",
     "requests": "a number of requests",
     "runner": "the id of the runner",
+    "seconds": "by how many seconds",
     "server": "the host of an engine that runs already",
     "state": "the state of a Prefect flow run",
     "status": "the status of the batch or of the notification",

@@ -18,6 +18,7 @@ from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChanges
 from batchyard.store.chain.chains import Chains
 from batchyard.store.chunk.chunks import Chunks
+from batchyard.store.clock_steps import ClockSteps
 from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.delivery.deliveries import Deliveries
 from batchyard.store.figures import FiguresReader
@@ -69,6 +70,7 @@ class Store:
     runners: Runners
     live_engines: LiveEngines
     leases: Leases
+    clock_steps: ClockSteps
     rates: Rates
     tunings: Tunings
     lengths: LearnedLengths
@@ -131,6 +133,7 @@ async def open_store(
             runners=Runners(database),
             live_engines=LiveEngines(database),
             leases=Leases(database),
+            clock_steps=ClockSteps(database),
             rates=Rates(database),
             tunings=Tunings(database),
             lengths=LearnedLengths(database),

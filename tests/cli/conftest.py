@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import httpx
 import pytest
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
@@ -158,6 +160,21 @@ class Terminal:
 def chat_line(custom_id: str, text: str = "hello", model: str = "stub-model") -> dict[str, Any]:
     body = {"model": model, "messages": [{"role": "user", "content": text}]}
     return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+@pytest.fixture
+def api_url(yard: Yard) -> str:
+    return yard.environment["PREFECT_API_URL"]
+
+
+@pytest.fixture
+def operator(yard: Yard, api_url: str) -> Iterator[httpx.Client]:
+    """Who calls Prefect's API with the login and a CSRF token."""
+    login = base64.b64encode(yard.prefect_login.encode()).decode()
+    with httpx.Client(base_url=api_url, headers={"Authorization": f"Basic {login}"}) as client:
+        token = client.get("/csrf-token", params={"client": "test"}).json()["token"]
+        client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"})
+        yield client
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ import json
 import os
 import stat
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import httpx
 import openai
+
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +80,44 @@ def test_the_commands_that_it_prints_open_prefect(yard: Yard) -> None:
     assert "control" in done.stdout
     assert "batches free      0\n" in done.stdout
     assert "Prefect" not in done.stderr
+
+
+def test_it_says_when_its_logs_cannot_be_written_and_when_they_can_again(yard: Yard) -> None:
+    """Nobody else can: what the other processes say is in these logs."""
+    logs = yard.home / "logs"
+    aside = logs.rename(yard.home / "aside")
+    try:
+        wait_for_words(yard, f"{logs} cannot be written (No such file or directory)")
+    finally:
+        aside.rename(logs)
+    wait_for_words(yard, f"{logs} can be written again.")
+
+
+def wait_for_words(yard: Yard, words: str) -> None:
+    deadline = time.monotonic() + 30 * PATIENCE
+    while words not in yard.said():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_it_starts_a_reconciler_and_does_not_wait_for_the_one_that_stands_by(
+    operator: httpx.Client,
+) -> None:
+    """After a crash, that one may be lost, or scheduled by a clock that was hours ahead.
+
+    `batchyard deploy` starts one of them, but only when it writes the deployment, as here.
+    """
+    deadline = time.monotonic() + 60 * PATIENCE
+    begun: list[str] = []
+    while len(begun) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+        runs = operator.post("/flow_runs/filter", json={}).json()
+        begun = [
+            run["id"]
+            for run in runs
+            if run["name"] == "reconcile" and run["state"]["type"] in {"RUNNING", "COMPLETED"}
+        ]
 
 
 def test_only_the_owner_can_read_the_login(yard: Yard) -> None:

@@ -26,21 +26,6 @@ EVIL = "https://evil.example"
 SECONDS = 60.0
 
 
-@pytest.fixture
-def api_url(yard: Yard) -> str:
-    return yard.environment["PREFECT_API_URL"]
-
-
-@pytest.fixture
-def operator(yard: Yard, api_url: str) -> Iterator[httpx.Client]:
-    """With the login and a CSRF token."""
-    login = base64.b64encode(yard.prefect_login.encode()).decode()
-    with httpx.Client(base_url=api_url, headers={"Authorization": f"Basic {login}"}) as client:
-        token = client.get("/csrf-token", params={"client": "test"}).json()["token"]
-        client.headers.update({"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"})
-        yield client
-
-
 def deployment_id(operator: httpx.Client) -> str:
     return str(operator.get("/deployments/name/expire-files/default").json()["id"])
 

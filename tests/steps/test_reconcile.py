@@ -37,6 +37,45 @@ async def test_a_live_lease_is_left_alone(yard: Yard) -> None:
     assert chunk.status == ChunkStatus.LEASED
 
 
+async def test_leases_and_heartbeats_from_before_a_clock_was_set_back_end_like_all_others(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the batches of processes that have died would wait for hours."""
+    store = yard.services.store
+    batch_id = await yard.prepared([chat_line("one")])
+    await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model="stub-model")
+    await store.batch_leases.claim(owner="dead", lease_seconds=RUN_OUT, batch_id=batch_id)
+    await store.chunks.claim(model="stub-model", owner="dead", lease_seconds=RUN_OUT)
+    await date_later(yard, 7200.0)
+    yard.set(lease_seconds=60.0)
+    found = await reconcile(yard.services)
+    assert (found.chunks_put_back, found.free_batches) == (1, 1)
+    assert "clock.set_back seconds=7200" in caplog.text
+    assert [await set_back(yard), len((await reconcile(yard.services)).lost_runners)] == [0.0, 0]
+    yard.set(lease_seconds=RUN_OUT)
+    assert len((await reconcile(yard.services)).lost_runners) == 1
+
+
+async def date_later(yard: Yard, seconds: float) -> None:
+    """What processes have written, as if the clock had been so far ahead then."""
+
+    async def work(connection: AsyncConnection) -> None:
+        for table, column in [
+            ("runners", "heartbeat_at"),
+            ("batches", "lease_expires_at"),
+            ("chunks", "lease_expires_at"),
+        ]:
+            later = text(f"UPDATE {table} SET {column} = {column} + :seconds")  # noqa: S608 - our words
+            await connection.execute(later, {"seconds": seconds})
+
+    await yard.services.store.database.write(work)
+
+
+async def set_back(yard: Yard) -> float:
+    """By how much the clock still seems to have been set back."""
+    return await yard.services.store.clock_steps.make_up_for(60.0)
+
+
 async def test_a_silent_runner_is_lost_once_and_a_live_one_is_not(yard: Yard) -> None:
     runners = yard.services.store.runners
     silent = await runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model="stub-model")

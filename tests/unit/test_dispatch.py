@@ -533,6 +533,9 @@ async def test_callers_at_once_get_the_same_runner(
         # Its machine may have lost its power, and a minute is all that batches may wait for that.
         ("PENDING", 35.0, "r002"),
         ("RUNNING", SILENT_SECONDS + 1, "r002"),
+        # From before the server's clock was set back by two hours.
+        ("PENDING", -7200.0, "r002"),
+        ("RUNNING", -7200.0, "r002"),
         ("CANCELLING", 1.0, "r002"),
         ("COMPLETED", 1.0, "r002"),
         ("FAILED", 1.0, "r002"),
@@ -603,6 +606,7 @@ async def bury(api: PrefectApi, store: Store, seen: set[str]) -> list[str]:
     [
         ("RUNNING", 61.0, "CRASHED"),
         ("RUNNING", 50.0, None),
+        ("RUNNING", -7200.0, "CRASHED"),
         ("PENDING", 1802.0, "CRASHED"),
         ("PENDING", 1790.0, None),
         ("CANCELLING", 122.0, "CANCELLED"),

@@ -1,0 +1,142 @@
+"""The database's clock is set back by two hours: whose lease lasts for two hours more then?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import func, select, update
+
+from batchyard.store import RunnerKind, open_store
+from batchyard.store.clock import clock
+from batchyard.store.clock_steps import _COMING, _RUNNERS
+from tests.contract.store.samples import MODEL, begun_batch
+from tests.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store import Store
+
+HOURS = 7200.0
+LEASE_SECONDS = 60.0
+MOMENTS = [*_COMING, _RUNNERS.c.heartbeat_at]
+
+
+async def hold_everything(store: Store, lease_seconds: float = LEASE_SECONDS) -> None:
+    """A process that holds a batch, a chunk and a name, and gives its heartbeats."""
+    await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model=MODEL)
+    batch = await begun_batch(store, chunks=2)
+    await store.batch_leases.claim(owner="gone", lease_seconds=lease_seconds, batch_id=batch.id)
+    await store.chunks.claim(
+        model=MODEL, owner="gone", lease_seconds=lease_seconds, limit=1, batch_id=batch.id
+    )
+    await store.leases.claim("scheduler", "gone", lease_seconds)
+
+
+async def set_back(store: Store, seconds: float) -> None:
+    """The clock itself cannot be moved. Instead, what is there is dated as much later."""
+
+    async def work(connection: AsyncConnection) -> None:
+        for moment in MOMENTS:
+            await connection.execute(update(moment.table).values({moment: moment + seconds}))
+
+    await store.database.write(work)
+
+
+async def latest(store: Store) -> dict[str, float | None]:
+    """How far the latest of each kind of moment is ahead of the clock, in seconds."""
+
+    async def work(connection: AsyncConnection) -> dict[str, float | None]:
+        return {
+            str(moment): await connection.scalar(select(func.max(moment) - clock()))
+            for moment in MOMENTS
+        }
+
+    return await store.database.read(work)
+
+
+def test_no_table_with_leases_is_forgotten() -> None:
+    leased = {
+        str(table.c.lease_expires_at)
+        for table in _RUNNERS.metadata.tables.values()
+        if "lease_expires_at" in table.c
+    }
+    assert len(leased) == 4
+    assert leased <= {str(moment) for moment in _COMING}
+
+
+async def test_leases_from_before_last_as_long_as_they_did_before(store: Store) -> None:
+    await hold_everything(store)
+    before = await latest(store)
+    await set_back(store, HOURS)
+    assert not await store.leases.claim("scheduler", "next", LEASE_SECONDS)
+    seconds = await store.clock_steps.make_up_for(LEASE_SECONDS)
+    assert seconds == pytest.approx(HOURS, abs=5)
+    after = await latest(store)
+    assert after == pytest.approx(before, abs=5)
+    assert sum(moment is not None and moment > 0 for moment in after.values()) == 3
+    assert await store.runners.lose(-1)
+
+
+async def test_a_lease_that_had_expired_before_has_expired(store: Store) -> None:
+    """Its owner died long before those who sent heartbeats until the clock was set back."""
+    await hold_everything(store, lease_seconds=-3600.0)
+    await set_back(store, HOURS)
+    await store.clock_steps.make_up_for(LEASE_SECONDS)
+    assert await store.leases.claim("scheduler", "next", LEASE_SECONDS)
+    assert await store.batch_leases.free_count() == 1
+    assert await store.chunks.put_back() == 1
+
+
+async def test_what_a_living_owner_has_renewed_since_is_left_as_it_is(store: Store) -> None:
+    await hold_everything(store)
+    await set_back(store, HOURS)
+    await store.leases.renew("scheduler", "gone", LEASE_SECONDS)
+    await store.clock_steps.make_up_for(LEASE_SECONDS)
+    ahead = (await latest(store))["leases.expires_at"]
+    assert ahead == pytest.approx(LEASE_SECONDS, abs=5)
+
+
+@pytest.mark.parametrize("seconds", [0.0, LEASE_SECONDS / 2, -HOURS])
+async def test_a_clock_that_is_right_or_nearly_so_changes_nothing(
+    store: Store, seconds: float
+) -> None:
+    await hold_everything(store)
+    await set_back(store, seconds)
+    before = await latest(store)
+    assert await store.clock_steps.make_up_for(LEASE_SECONDS) == 0
+    assert await latest(store) == pytest.approx(before, abs=5)
+
+
+async def test_of_two_who_make_up_for_it_at_once_one_does(
+    postgres_url: str, sealing_key: str
+) -> None:
+    """Twice as much would end the leases of the living, where these last longer than ours."""
+    async with (
+        open_store(postgres_url, keys=[sealing_key]) as store,
+        open_store(postgres_url, keys=[sealing_key]) as other,
+    ):
+        await hold_everything(store, lease_seconds=2 * LEASE_SECONDS)
+        before = await latest(store)
+        await set_back(store, HOURS)
+        is_locked, may_end = asyncio.Event(), asyncio.Event()
+
+        async def lock(connection: AsyncConnection) -> None:
+            await connection.exec_driver_sql("SELECT * FROM runners FOR UPDATE")
+            is_locked.set()
+            await may_end.wait()
+
+        locking = asyncio.create_task(store.database.write(lock))
+        await is_locked.wait()
+        both = [
+            asyncio.create_task(each.clock_steps.make_up_for(LEASE_SECONDS))
+            for each in (store, other)
+        ]
+        # Both have seen by then that the clock was set back, and wait for the row.
+        await asyncio.sleep(PATIENCE * 0.5)
+        may_end.set()
+        await locking
+        assert sorted(await asyncio.gather(*both)) == [0.0, pytest.approx(HOURS, abs=5)]
+        assert await latest(store) == pytest.approx(before, abs=5)
