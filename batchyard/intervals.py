@@ -12,6 +12,8 @@ LOOK_SECONDS: Final = 1.0
 """How often a runner checks whether its batches were cancelled, paused or are overdue."""
 POLL_SECONDS: Final = 0.25
 """How often a process with free capacity asks the database for work."""
+BATCH_LEASE_SECONDS: Final = 30.0
+"""How long a process owns a batch, at most, without renewing its lease."""
 RESPONSES_SECONDS: Final = 0.5
 """How often background responses are collected, and looked for in results."""
 CHAINS_SECONDS: Final = 0.5

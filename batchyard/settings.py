@@ -34,6 +34,7 @@ from pydantic_settings import (
 
 from batchyard.body_policy import REFUSABLE, BodyPolicy, is_host
 from batchyard.errors import SettingsError
+from batchyard.intervals import BATCH_LEASE_SECONDS
 from batchyard.lines import Limits
 from batchyard.logs.setup import Format, Level
 from batchyard.machine import Machine, this_machine
@@ -51,8 +52,6 @@ from batchyard.settings_sources import (
 )
 from batchyard.web.address import AddressGuard
 from batchyard.web.authorities import context_trusting
-
-_BATCH_LEASE_SECONDS = 30.0
 
 
 class _Part(BaseModel):
@@ -443,7 +442,7 @@ class Settings(BaseSettings):
         After a crash, the batches of the process wait this long. If another process takes them
         over too early, that costs no inference.
         """
-        return min(self.lease_seconds, _BATCH_LEASE_SECONDS)
+        return min(self.lease_seconds, BATCH_LEASE_SECONDS)
 
     @property
     def price_table(self) -> Prices:

@@ -14,6 +14,7 @@ from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs import event_logger
 from batchyard.run_states import UNPUBLISHED
+from batchyard.services.clock_steps import make_up_for_clock
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
 from batchyard.web.url import shown
@@ -78,6 +79,8 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
             settings = {PREFECT_API_URL: own.url, PREFECT_API_AUTH_STRING: own.login}
         with temporary_settings(settings):
             await _check_prefect(str(PREFECT_API_URL.value()))
+            # Where nothing reconciles, nobody else does it.
+            await make_up_for_clock(services)
             batch = await services.store.batches.get(batch_id)
             if batch.status in TERMINAL:
                 # Here because credentials for s3:// may be in a block.

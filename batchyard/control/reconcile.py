@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.logs import event_logger
+from batchyard.services.clock_steps import make_up_for_clock
 from batchyard.services.stop_batch import stop_overdue
 from batchyard.time_units import DAY_SECONDS
 
@@ -72,9 +73,7 @@ async def reconcile(services: Services, watch: Watch | None = None) -> Reconcile
     With a ``watch``, runners are lost only if it covers the time that they were silent for.
     """
     store, silent_seconds = services.store, services.settings.lease_seconds
-    # Before a lease or a heartbeat is read.
-    if set_back := await store.clock_steps.make_up_for(silent_seconds):
-        log.warning("clock.set_back", seconds=round(set_back))
+    await make_up_for_clock(services)
     overdue = await stop_overdue(store, await store.batches.overdue(_OVERDUE_AT_ONCE))
     lost: Sequence[RunnerRecord] = ()
     if watch is None or watch.covers(silent_seconds, await store.database.now()):

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select, update
 
+from batchyard.intervals import BATCH_LEASE_SECONDS
+from batchyard.lifecycle import UNFINISHED
 from batchyard.store.aggregate import Aggregate, writes
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS
 from batchyard.store.clock import clock
 from batchyard.store.delivery.rows import DELIVERIES
 from batchyard.store.leases import LeaseRow
+from batchyard.store.leasing import is_free, renewed
 from batchyard.store.runner.runners import RunnerRow
+from batchyard.store.upsert import upsert
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+_LEASES = LeaseRow.metadata.tables["leases"]
 _RUNNERS = RunnerRow.metadata.tables["runners"]
 _COMING: Final = (
     BATCHES.c.lease_expires_at,
@@ -28,9 +33,10 @@ _COMING: Final = (
     CHUNKS.c.not_before,
     DELIVERIES.c.lease_expires_at,
     DELIVERIES.c.due_at,
-    LeaseRow.metadata.tables["leases"].c.lease_expires_at,
+    _LEASES.c.lease_expires_at,
 )
 """Moments that are some time ahead when they are written, and that processes wait for."""
+_TURN: Final = "clock-set-back"
 
 
 class ClockSteps(Aggregate):
@@ -41,22 +47,39 @@ class ClockSteps(Aggregate):
         """If the clock was set back by ``least_seconds`` or more: date back what is from before.
 
         Returns by how many seconds, or zero. A runner's heartbeat is dated with the time at which
-        it is sent, so one that is ahead of the clock shows it. ``least_seconds`` is also how far
-        ahead a moment may be that was written since: how long a lease lasts. Owners that live lose
-        nothing: their leases last as long as they did before.
+        it is sent, and a batch is leased for half a minute at most: what is further ahead of the
+        clock shows that it was set back. ``least_seconds`` is also how far ahead a moment may be
+        that was written since: how long a lease lasts. Owners that live lose nothing, because their
+        leases last as long as they did before.
         """
         heartbeat = _RUNNERS.c.heartbeat_at
-        ahead = await connection.scalar(select(func.max(heartbeat) - clock()))
-        seconds = float(ahead or 0.0)
-        if seconds < least_seconds:
+        lease_end = select(func.max(BATCHES.c.lease_expires_at)).where(
+            BATCHES.c.status.in_(UNFINISHED), BATCHES.c.owner.is_not(None)
+        )
+        ahead = [
+            await connection.scalar(select(moment.scalar_subquery() - clock() - most))
+            for moment, most in (
+                (select(func.max(heartbeat)), 0.0),
+                (lease_end, BATCH_LEASE_SECONDS),
+            )
+        ]
+        seconds = max(float(each) for each in (*ahead, 0.0) if each is not None)
+        if seconds < least_seconds or not await self._is_our_turn(connection, least_seconds):
             return 0.0
-        # First: a second process that does the same waits here, and then finds none of them.
-        dated_back = await connection.execute(
+        await connection.execute(
             update(_RUNNERS).where(heartbeat > clock()).values(heartbeat_at=heartbeat - seconds)
         )
-        if not dated_back.rowcount:
-            return 0.0
         for moment in _COMING:
             earlier = update(moment.table).where(moment > clock() + least_seconds)
             await connection.execute(earlier.values({moment: moment - seconds}))
         return seconds
+
+    async def _is_our_turn(self, connection: AsyncConnection, seconds: float) -> bool:
+        """Whether no other process has just done the same: a second one waits here for the first.
+
+        Twice as much would end the leases of the living.
+        """
+        lease = {"owner": _TURN, **renewed(seconds)}
+        return await upsert(
+            connection, _LEASES, {"name": _TURN, **lease}, lease, where=is_free(_LEASES)
+        )

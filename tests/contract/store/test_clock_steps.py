@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, update
 
+from batchyard.intervals import BATCH_LEASE_SECONDS
 from batchyard.store import RunnerKind, open_store
 from batchyard.store.clock import clock
 from batchyard.store.clock_steps import _COMING, _RUNNERS
@@ -28,7 +29,9 @@ async def hold_everything(store: Store, lease_seconds: float = LEASE_SECONDS) ->
     """A process that holds a batch, a chunk and a name, and gives its heartbeats."""
     await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model=MODEL)
     batch = await begun_batch(store, chunks=2)
-    await store.batch_leases.claim(owner="gone", lease_seconds=lease_seconds, batch_id=batch.id)
+    await store.batch_leases.claim(
+        owner="gone", lease_seconds=min(lease_seconds, BATCH_LEASE_SECONDS), batch_id=batch.id
+    )
     await store.chunks.claim(
         model=MODEL, owner="gone", lease_seconds=lease_seconds, limit=1, batch_id=batch.id
     )
@@ -78,6 +81,26 @@ async def test_leases_from_before_last_as_long_as_they_did_before(store: Store) 
     assert after == pytest.approx(before, abs=5)
     assert sum(moment is not None and moment > 0 for moment in after.values()) == 3
     assert await store.runners.lose(-1)
+
+
+async def test_a_batch_that_is_leased_for_hours_shows_it_as_well(store: Store) -> None:
+    """`batchyard run` by itself registers no runner."""
+    batch = await begun_batch(store)
+    await store.batch_leases.claim(
+        owner="gone", lease_seconds=BATCH_LEASE_SECONDS, batch_id=batch.id
+    )
+    await set_back(store, HOURS)
+    assert await store.clock_steps.make_up_for(LEASE_SECONDS) == pytest.approx(HOURS, abs=5)
+    ahead = (await latest(store))["batches.lease_expires_at"]
+    assert ahead == pytest.approx(BATCH_LEASE_SECONDS, abs=5)
+
+
+async def test_a_batch_that_is_to_wait_for_hours_does_not_show_it(store: Store) -> None:
+    """It was released, so nobody has leased it."""
+    batch = await begun_batch(store)
+    (lease,) = await store.batch_leases.claim(owner="a", lease_seconds=9, batch_id=batch.id)
+    await store.batch_leases.release(lease, after_seconds=HOURS)
+    assert await store.clock_steps.make_up_for(LEASE_SECONDS) == 0
 
 
 async def test_a_lease_that_had_expired_before_has_expired(store: Store) -> None:
