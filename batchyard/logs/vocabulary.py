@@ -208,7 +208,6 @@ FIELDS: Final = {
     "request_id": "the id of the request to the engine",
     "requests": "a number of requests",
     "runner": "the id of the runner",
-    "seconds": "by how many seconds",
     "server": "the host of an engine that runs already",
     "state": "the state of a Prefect flow run",
     "status": "the status of the batch or of the notification",
