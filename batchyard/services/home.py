@@ -38,7 +38,7 @@ def in_home(settings: Settings) -> Iterator[Path]:
 class HomeWatch:
     """Tells when a folder of the home can no longer be written, and when it can again.
 
-    For who has a terminal: the logs of the other processes are in the home, so they cannot say it.
+    To be said in a terminal: all logs are in the home, so no log can say it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,5 +64,5 @@ class HomeWatch:
             with tempfile.NamedTemporaryFile(dir=self._folder, buffering=0) as file:
                 file.write(bytes(_PROBE_BYTES))
         except OSError as error:
-            return error.strerror
+            return error.strerror or type(error).__name__
         return None
