@@ -150,6 +150,7 @@ async def test_a_chat_is_answered_at_once(api: Api, live: Live) -> None:
     assert answer.usage.completion_tokens == 4
 
 
+@pytest.mark.alone
 async def test_a_stream_comes_event_by_event(api: Api, live: Live) -> None:
     """The first word is there long before the last one."""
     client = api.async_openai(max_retries=0)
