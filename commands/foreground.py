@@ -79,7 +79,7 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
             settings = {PREFECT_API_URL: own.url, PREFECT_API_AUTH_STRING: own.login}
         with temporary_settings(settings):
             await _check_prefect(str(PREFECT_API_URL.value()))
-            # Where nothing reconciles, nobody else does it.
+            # `reconcile` does it as well, but there may be none.
             await make_up_for_clock(services)
             batch = await services.store.batches.get(batch_id)
             if batch.status in TERMINAL:

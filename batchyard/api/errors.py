@@ -198,7 +198,7 @@ async def _batchyard_error(request: Request, error: Any) -> Response:
 
 
 def log_failure(request: Request, error: BatchyardError, answered: ApiError) -> None:
-    """Log what failed on our side. The client is told none of it."""
+    """Log an error of ours, with its reason, which the answer does not say."""
     if answered.status < SERVER_FAILED:
         return
     # For a temporary error the message is enough; a defect needs its traceback.

@@ -17,15 +17,13 @@ from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS
 from batchyard.store.clock import clock
 from batchyard.store.delivery.rows import DELIVERIES
-from batchyard.store.leases import LeaseRow
-from batchyard.store.leasing import is_free, renewed
+from batchyard.store.leases import LEASES, claim_name
+from batchyard.store.leasing import is_free
 from batchyard.store.runner.runners import RunnerRow
-from batchyard.store.upsert import upsert
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-_LEASES = LeaseRow.metadata.tables["leases"]
 _RUNNERS = RunnerRow.metadata.tables["runners"]
 _COMING: Final = (
     BATCHES.c.lease_expires_at,
@@ -33,7 +31,7 @@ _COMING: Final = (
     CHUNKS.c.not_before,
     DELIVERIES.c.lease_expires_at,
     DELIVERIES.c.due_at,
-    _LEASES.c.lease_expires_at,
+    LEASES.c.lease_expires_at,
 )
 """Moments that are some time ahead when they are written, and that processes wait for."""
 _TURN: Final = "clock-set-back"
@@ -56,14 +54,13 @@ class ClockSteps(Aggregate):
         lease_end = select(func.max(BATCHES.c.lease_expires_at)).where(
             BATCHES.c.status.in_(UNFINISHED), BATCHES.c.owner.is_not(None)
         )
-        ahead = [
-            await connection.scalar(select(moment.scalar_subquery() - clock() - most))
-            for moment, most in (
-                (select(func.max(heartbeat)), 0.0),
-                (lease_end, BATCH_LEASE_SECONDS),
+        ahead = await connection.execute(
+            select(
+                select(func.max(heartbeat)).scalar_subquery() - clock(),
+                lease_end.scalar_subquery() - clock() - BATCH_LEASE_SECONDS,
             )
-        ]
-        seconds = max(float(each) for each in (*ahead, 0.0) if each is not None)
+        )
+        seconds = float(max([0.0, *(each for each in ahead.one() if each is not None)]))
         if seconds < least_seconds or not await self._is_our_turn(connection, least_seconds):
             return 0.0
         await connection.execute(
@@ -79,7 +76,4 @@ class ClockSteps(Aggregate):
 
         Twice as much would end the leases of the living.
         """
-        lease = {"owner": _TURN, **renewed(seconds)}
-        return await upsert(
-            connection, _LEASES, {"name": _TURN, **lease}, lease, where=is_free(_LEASES)
-        )
+        return await claim_name(connection, _TURN, _TURN, seconds, where=is_free(LEASES))

@@ -18,7 +18,7 @@ from batchyard.store.chunk.candidates import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock
 from batchyard.store.delivery.rows import DeliveryRow, DeliveryStatus
-from batchyard.store.leases import LeaseRow
+from batchyard.store.leases import LEASES
 from batchyard.store.leasing import is_held
 from batchyard.store.runner.hours import EngineHoursRow
 from batchyard.store.runner.rates import RateRow
@@ -33,7 +33,6 @@ DURATIONS: Final = (10, 60, 300, 900, 3_600, 14_400, 43_200, 86_400)
 
 _DELIVERIES = DeliveryRow.metadata.tables["deliveries"]
 _HOURS = EngineHoursRow.metadata.tables["engine_hours"]
-_LEASES = LeaseRow.metadata.tables["leases"]
 _RATES = RateRow.metadata.tables["rates"]
 _RUNNERS = RunnerRow.metadata.tables["runners"]
 _SUMS: Final = ("completed", "failed", "input_tokens", "cached_tokens", "output_tokens")
@@ -113,7 +112,7 @@ class FiguresReader(Aggregate):
     @reads
     async def ping(self, connection: AsyncConnection) -> None:
         """Read one row of a table: SQLite does not open its file for less."""
-        await connection.execute(select(_LEASES.c.name).limit(1))
+        await connection.execute(select(LEASES.c.name).limit(1))
 
     @reads
     async def read(self, connection: AsyncConnection) -> Figures:
@@ -260,7 +259,7 @@ async def _due(connection: AsyncConnection) -> tuple[int, float]:
 
 
 async def _held_leases(connection: AsyncConnection) -> frozenset[str]:
-    names: Any = await connection.scalars(select(_LEASES.c.name).where(is_held(_LEASES)))
+    names: Any = await connection.scalars(select(LEASES.c.name).where(is_held(LEASES)))
     return frozenset(names)
 
 

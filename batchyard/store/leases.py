@@ -15,6 +15,7 @@ from batchyard.store.upsert import upsert
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy import ColumnElement
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 SCHEDULER_LEASE: Final = "scheduler"
@@ -36,7 +37,20 @@ class LeaseRow(Row, table=True):
     )
 
 
-_LEASES = LeaseRow.metadata.tables["leases"]
+LEASES = LeaseRow.metadata.tables["leases"]
+
+
+async def claim_name(
+    connection: AsyncConnection,
+    name: str,
+    owner: str,
+    seconds: float,
+    *,
+    where: ColumnElement[bool],
+) -> bool:
+    """Lease ``name``, if nobody has it or ``where`` is true of the row that is there."""
+    lease = {"owner": owner, **renewed(seconds)}
+    return await upsert(connection, LEASES, {"name": name, **lease}, lease, where=where)
 
 
 class Leases(Aggregate):
@@ -47,10 +61,8 @@ class Leases(Aggregate):
         self, connection: AsyncConnection, name: str, owner: str, seconds: float
     ) -> bool:
         """Lease ``name`` for ``seconds`` from now: if it is free, has run out or is ours."""
-        lease = {"owner": owner, **renewed(seconds)}
-        may_have_it = or_(_LEASES.c.owner == owner, is_free(_LEASES))
-        row = {"name": name, **lease}
-        return await upsert(connection, _LEASES, row, lease, where=may_have_it)
+        may_have_it = or_(LEASES.c.owner == owner, is_free(LEASES))
+        return await claim_name(connection, name, owner, seconds, where=may_have_it)
 
     async def claim_one_of(self, names: Sequence[str], owner: str, seconds: float) -> str | None:
         """The one of ``names`` that ``owner`` has now: one that it had, else the first free."""
@@ -70,8 +82,8 @@ class Leases(Aggregate):
         An expired lease is still ours until another owner claims it.
         """
         statement = (
-            update(_LEASES)
-            .where(_LEASES.c.name == name, _LEASES.c.owner == owner)
+            update(LEASES)
+            .where(LEASES.c.name == name, LEASES.c.owner == owner)
             .values(renewed(seconds))
         )
         return (await connection.execute(statement)).rowcount == 1
@@ -79,13 +91,13 @@ class Leases(Aggregate):
     @writes
     async def release(self, connection: AsyncConnection, name: str, owner: str) -> None:
         """Make the name free again; nothing happens where it is not ours."""
-        statement = delete(_LEASES).where(_LEASES.c.name == name, _LEASES.c.owner == owner)
+        statement = delete(LEASES).where(LEASES.c.name == name, LEASES.c.owner == owner)
         await connection.execute(statement)
 
     @reads
     async def owner_of(self, connection: AsyncConnection, name: str) -> str | None:
         """Who has the name now; None: it is free."""
-        statement = select(_LEASES.c.owner).where(_LEASES.c.name == name, is_held(_LEASES))
+        statement = select(LEASES.c.owner).where(LEASES.c.name == name, is_held(LEASES))
         owner: str | None = await connection.scalar(statement)
         return owner
 
@@ -94,8 +106,8 @@ class Leases(Aggregate):
         self, connection: AsyncConnection, names: Sequence[str], owner: str
     ) -> list[str]:
         """Those that are ours, then those that are free: a guess, until ``claim`` says so."""
-        statement = select(_LEASES.c.name, _LEASES.c.owner, is_held(_LEASES).label("runs")).where(
-            _LEASES.c.name.in_(names)
+        statement = select(LEASES.c.name, LEASES.c.owner, is_held(LEASES).label("runs")).where(
+            LEASES.c.name.in_(names)
         )
         leases = {lease.name: lease for lease in await connection.execute(statement)}
         ours = [name for name in names if name in leases and leases[name].owner == owner]

@@ -13,9 +13,7 @@ from batchyard import machine
 from batchyard import settings as settings_module
 from batchyard.errors import LeaseLost
 from batchyard.runner.slot import NoSlotFree, engine_slot
-from batchyard.store.leases import LeaseRow
-
-LEASES = LeaseRow.metadata.tables["leases"]
+from batchyard.store.leases import LEASES
 
 if TYPE_CHECKING:
     from pathlib import Path
