@@ -13,7 +13,7 @@ import msgspec
 
 from batchyard import intervals
 from batchyard.errors import BatchyardError
-from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.logs import event_logger
 from batchyard.wire import RequestCounts, to_json
 
@@ -49,7 +49,7 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True):
     """When it will probably be done, in Unix seconds; null while it is not known."""
     is_paused: bool = False
     wait_reason: str | None = None
-    """Why none of its requests runs now; null if one does, or may soon."""
+    """Why nothing of it goes on now; null if it does, or may soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,6 @@ def _seen(live: LiveBatch, rate: float | None) -> Seen:
         tokens_per_second=rate,
         eta_at=record.eta_at,
         is_paused=runs and record.paused_at is not None,
-        wait_reason=record.wait_reason if runs else None,
+        wait_reason=record.wait_reason if record.status in UNFINISHED else None,
     )
     return Seen(record, progress, to_json(record.to_wire()), to_json(progress))

@@ -18,14 +18,14 @@ from typing import Any
 
 from batchyard.cli.command_tree import make_app, make_command
 from batchyard.cli.exit_status import ExitStatus, exit_status
-from batchyard.cli.say import flush_output, have_standard_streams, say
+from batchyard.cli.say import FULL, flush_output, have_standard_streams, say
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.errors import BatchyardError
 
 __all__ = ["main", "make_app", "make_command"]
 
 _COMPLETE = "_BATCHYARD_COMPLETE"
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+_NO_ROOM = FULL | {errno.EIO}
 """Only of standard output: what else is written raises an error of our own."""
 
 

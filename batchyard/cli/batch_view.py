@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.printable import printable
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def error_words(error: BatchError) -> str:
 
 
 def status_words(batch: BatchRecord) -> str:
-    """``in_progress``; ``in_progress, paused`` or ``in_progress, waiting`` while it is that too."""
+    """The status, with ``paused`` or ``waiting`` behind it while it is that too."""
     if batch.paused_at is not None and batch.status in STOPPABLE:
         return f"{batch.status.value}, paused"
-    if batch.wait_reason is not None and batch.status is BatchStatus.IN_PROGRESS:
+    if batch.wait_reason is not None and batch.status in UNFINISHED:
         return f"{batch.status.value}, waiting"
     return batch.status.value

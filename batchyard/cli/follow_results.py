@@ -14,7 +14,7 @@ import typer
 
 from batchyard.cli.exit_status import ExitStatus
 from batchyard.cli.offline import offline_services
-from batchyard.cli.say import say, unbroken
+from batchyard.cli.say import drop_the_rest, say
 from batchyard.errors import LocationRefused, StorageUnavailable, StoreUnavailable
 from batchyard.files.cursor import parse_cursor
 from batchyard.lifecycle import BatchStatus
@@ -171,7 +171,7 @@ def write_to(stream: BinaryIO, data: bytes, name: str = "standard output") -> No
         raise
     except OSError:
         # Python would try again at exit to write what is still in the buffer.
-        unbroken(stream).flush()
+        drop_the_rest(stream)
         with os_errors_as_ours(name):
             raise
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from typing import IO, Any, AnyStr, cast
+from typing import IO, Any, AnyStr, Final, cast
 
 import typer
 
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of an output for which there may be room again."""
+_no_room: Final[dict[IO[Any], OSError]] = {}
+"""By stream: why some of its text is missing."""
+
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print the text. Do nothing if the terminal or the reader of the output is gone."""
+    """Print the text. Do nothing if the terminal or the reader of the output is gone.
+
+    Where a file has no room for it, later texts are tried all the same.
+    """
     typer.echo(text, file=unbroken(sys.stderr if err else sys.stdout))
 
 
@@ -30,18 +39,29 @@ def flush_output() -> OSError | None:
 
     Returns why standard output lacks something, unless its reader is gone.
     """
-    failure = None
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        failure = None if isinstance(error, BrokenPipeError) else error
+    failure = _no_room.get(sys.stdout)
     for stream in (sys.stdout, sys.stderr):
-        unbroken(stream).flush()
+        try:
+            stream.flush()
+        except OSError as error:
+            if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+                failure = error
+            drop_the_rest(stream)
     return failure
 
 
+def drop_the_rest(stream: IO[Any]) -> None:
+    """Let what is still in the buffer, and what comes, go nowhere.
+
+    Python would try again at exit to write it, and print a traceback.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
 def unbroken(stream: IO[AnyStr]) -> IO[AnyStr]:
-    """The same stream, which drops text instead of failing once its reader is gone."""
+    """The same stream, which drops text instead of failing: all of it once its reader is gone."""
     return cast("IO[AnyStr]", _Unbroken(stream))
 
 
@@ -52,21 +72,21 @@ class _Unbroken:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except OSError:
-            self._drop_the_rest()
+        except OSError as error:
+            self._give_up(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except OSError:
-            self._drop_the_rest()
+        except OSError as error:
+            self._give_up(error)
 
-    def _drop_the_rest(self) -> None:
-        """Python would try again at exit to write what is still in its buffer, and fail there."""
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self._stream.fileno())
-        os.close(null)
+    def _give_up(self, error: OSError) -> None:
+        if error.errno in FULL:
+            _no_room[self._stream] = error
+        else:
+            drop_the_rest(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -89,7 +89,7 @@ def _progress(batch: BatchRecord, now: float) -> Progress:
     counts = batch.counts
     phase = _PHASES[batch.status]
     if batch.status is not BatchStatus.IN_PROGRESS:
-        return Progress(batch.id, phase)
+        return Progress(batch.id, phase, message=_message(batch, now))
     done = counts.completed + counts.failed
     return Progress(batch.id, phase, done, counts.total, _message(batch, now))
 

@@ -132,7 +132,7 @@ class BatchRunner:
         except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
             trouble = error
             log.warning("batch.postponed", describe(error), batch=batch_id)
-            await self._postpone(batch_id)
+            await self._postpone(batch_id, wait_reason=describe(error))
         self._cut_off.note(trouble, began_at=began_at)
 
     async def _count(self, batch_id: str) -> None:
@@ -144,10 +144,12 @@ class BatchRunner:
             log.warning("batch.not_ended", batch=batch_id, status=batch.status.value)
             await self._postpone(batch_id)
 
-    async def _postpone(self, batch_id: str) -> None:
+    async def _postpone(self, batch_id: str, wait_reason: str | None = None) -> None:
         """Release the batch, unless the run that held it has done so."""
         try:
-            await self._held.release(batch_id, after_seconds=AGAIN_AFTER_SECONDS)
+            await self._held.release(
+                batch_id, after_seconds=AGAIN_AFTER_SECONDS, wait_reason=wait_reason
+            )
         except StoreError as error:
             # Its lease ends by itself.
             log.warning("batch.not_released", error, batch=batch_id)

@@ -202,6 +202,9 @@ class ChunkRun:
 
     async def _work(self, traceparent: str | None) -> None:
         requests = await self.admission.unless_slow(self._prepare())
+        if self.lease.trouble is not None:
+            untroubled = partial(self.services.store.chunks.record_trouble, self.lease, None)
+            await patiently(untroubled, "a chunk")
         self._traits = replace(self._traits, traceparent=traceparent)
         flusher = asyncio.create_task(self._flusher.run(self._flush_seconds))
         try:

@@ -70,7 +70,7 @@ class Returns:
         if await self._is_passing(error, lease):
             log.warning("chunk.postponed", describe(error), batch=lease.batch_id, chunk=lease.index)
             self._postponed[lease.batch_id] = time.monotonic() + POSTPONED_SECONDS
-            await self.release(lease)
+            await self._end(lease.key, partial(chunks.release, lease, trouble=describe(error)))
             return
         strikes = lease.strikes + 1
         log.warning(

@@ -223,11 +223,13 @@ class HeldBatches:
                 room.take(each.standing.tenant)
         return room
 
-    async def release(self, batch_id: str, *, after_seconds: float = 0.0) -> None:
+    async def release(
+        self, batch_id: str, *, after_seconds: float = 0.0, wait_reason: str | None = None
+    ) -> None:
         """Release the batch for other owners, ``after_seconds`` from now, if it is held."""
         held = self._held.get(batch_id)
         if held is not None:
-            await self._let_go(held, after_seconds)
+            await self._let_go(held, after_seconds, wait_reason)
 
     @contextlib.asynccontextmanager
     async def hold(self, batch_id: str) -> AsyncIterator[HeldBatch]:
@@ -241,15 +243,15 @@ class HeldBatches:
         if batch_id not in self._held:
             await self._obtain(batch_id)
         held = self._held[batch_id]
-        after_seconds = 0.0
+        after_seconds, wait_reason = 0.0, None
         try:
             async with held.worked_on():
                 yield held
-        except Exception:
-            after_seconds = AGAIN_AFTER_SECONDS
+        except Exception as error:
+            after_seconds, wait_reason = AGAIN_AFTER_SECONDS, describe(error)
             raise
         finally:
-            await self._let_go(held, after_seconds)
+            await self._let_go(held, after_seconds, wait_reason)
 
     @property
     def room(self) -> int:
@@ -345,12 +347,16 @@ class HeldBatches:
                 return
             await asyncio.sleep(intervals.POLL_SECONDS)
 
-    async def _let_go(self, held: HeldBatch, after_seconds: float) -> None:
+    async def _let_go(
+        self, held: HeldBatch, after_seconds: float, wait_reason: str | None = None
+    ) -> None:
         # What was lost may have been claimed here again meanwhile, under another epoch.
         if self._held.get(held.lease.batch_id) is held:
             del self._held[held.lease.batch_id]
         if not held.is_lost:
-            await self._store.batch_leases.release(held.lease, after_seconds=after_seconds)
+            await self._store.batch_leases.release(
+                held.lease, after_seconds=after_seconds, wait_reason=wait_reason
+            )
 
     async def _renew(self) -> None:
         leases = [held.lease for held in self._held.values() if not held.is_lost]

@@ -166,7 +166,7 @@ def test_a_closed_stream_is_no_traceback(home_with_tables: Path, words: str, sta
     assert "defect" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["list", "--all"], ["tenants", "list"]])
+@pytest.mark.parametrize("words", [["list", "--all"], ["tenants", "list"], ["doctor"]])
 def test_output_for_which_there_is_no_room_is_a_failure(
     home_with_tables: Path, words: list[str]
 ) -> None:

@@ -187,7 +187,7 @@ class FailingAtFirst(MemoryStorage):
 async def test_an_object_store_that_takes_no_input_ends_no_batch(
     yard: Yard, source: str, error: StorageError
 ) -> None:
-    """It is ours, and the user's input is there: the batch waits."""
+    """It is ours, and the user's input is there: the batch waits, and says why."""
     storage = FailingAtFirst(error)
     yard.services = replace(yard.services, storage=storage)
     request: dict[str, Any] = {}
@@ -202,9 +202,11 @@ async def test_an_object_store_that_takes_no_input_ends_no_batch(
     batch_id = await yard.create([chat_line("a")], **request)
     with pytest.raises(type(error)):
         await yard.finish(batch_id)
-    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
+    waiting = await yard.services.store.batches.get(batch_id)
+    assert (waiting.status, waiting.wait_reason) == (BatchStatus.VALIDATING, str(error))
     storage.error = None
-    assert (await yard.finish(batch_id)).status is BatchStatus.COMPLETED
+    ended = await yard.finish(batch_id)
+    assert (ended.status, ended.wait_reason) == (BatchStatus.COMPLETED, None)
 
 
 async def test_several_files_of_an_object_store_that_is_away_end_no_batch(yard: Yard) -> None:

@@ -262,11 +262,11 @@ class FailingStorage(LocalStorage):
 
     def __init__(self, root: Path, fails: Callable[[str, str], BaseException | None]) -> None:
         super().__init__(root)
-        self._fails = fails
+        self.fails = fails
         self.failures = 0
 
     def _check(self, operation: str, key: str) -> None:
-        error = self._fails(operation, key)
+        error = self.fails(operation, key)
         if error is not None:
             self.failures += 1
             raise error
@@ -506,6 +506,26 @@ async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_whil
         await check_whole(yard, await ended(yard, his), "b", 25)
         chunks = await chunks_in(yard.services.store, hers)
         assert max(chunk.epoch for chunk in chunks) == 1
+
+
+@pytest.mark.parametrize("seam", ["plan", "segments"])
+async def test_a_batch_that_cannot_go_on_says_why_until_it_can(yard: Yard, seam: str) -> None:
+    yard.use(StubEngine(max_num_seqs=8, latency=0.005))
+    batch_id = await yard.prepared(lines(25, "a"))
+    store = yard.services.store
+    storage = failing_for(yard, seam, batch_id, math.inf, lambda: StorageFull("No room."))
+
+    async def until_it_waits_for(reason: str | None) -> None:
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+            while (await store.batches.get(batch_id)).wait_reason != reason:
+                await asyncio.sleep(0.02)
+                await store.batch_schedule.record_waits({})
+
+    async with working(yard):
+        await until_it_waits_for("No room.")
+        storage.fails = lambda *_: None
+        await check_whole(yard, await ended(yard, batch_id), "a", 25)
+    assert {chunk.trouble for chunk in await chunks_in(store, batch_id)} == {None}
 
 
 async def test_a_chunk_that_could_not_be_given_back_at_once_is_given_back_later(

@@ -130,6 +130,7 @@ async def move_batch(
     Raises :class:`~batchyard.errors.TransitionConflict` where the batch is in another status.
     """
     # No status is entered twice, so a timestamp that is set on entry is set once.
+    values["wait_reason"] = None
     if target.timestamp_field is not None:
         values[target.timestamp_field] = clock_seconds()
     if target is not BatchStatus.IN_PROGRESS:

@@ -18,6 +18,7 @@ from batchyard.store.chunk.rows import (
     CHUNKS,
     IS_OPEN,
     UNANSWERED,
+    ChunkStatus,
     remaining_prompts,
     remaining_tokens,
     remaining_work,
@@ -166,7 +167,8 @@ class BatchSchedule(Aggregate):
     async def record_waits(self, reasons: Mapping[str, str]) -> None:
         """Record why batches in progress wait, by their model; the others wait for nothing.
 
-        Background batches also wait while other batches of their model are there.
+        Background batches also wait while other batches of their model are there, and a batch with
+        chunks in trouble waits if none of its chunks runs without.
         """
         # Asked every few seconds, and nearly always there is nothing to write.
         changed = await self._changed_waits(reasons)
@@ -188,16 +190,17 @@ class BatchSchedule(Aggregate):
                 BATCHES.c.model,
                 BATCHES.c.wait_reason,
                 and_(is_background(), _others_of_model()).label("is_behind"),
+                _trouble().label("trouble"),
             )
             .where(running)
             .order_by(BATCHES.c.id)
         )
-        return [
-            {"batch_id": row.id, "new_reason": new}
-            for row in (await connection.execute(known)).all()
-            if (new := reasons.get(row.model) or (_BEHIND if row.is_behind else None))
-            != row.wait_reason
-        ]
+        changed = []
+        for row in (await connection.execute(known)).all():
+            new = reasons.get(row.model) or row.trouble or (_BEHIND if row.is_behind else None)
+            if new != row.wait_reason:
+                changed.append({"batch_id": row.id, "new_reason": new})
+        return changed
 
     @writes
     async def _write_waits(
@@ -231,6 +234,25 @@ class BatchSchedule(Aggregate):
             details["priority"] = values["priority"]
         await note_action(connection, action, batch_id, **details)
         return batch
+
+
+def _trouble() -> ColumnElement[str | None]:
+    """Why nothing of the batch goes on, where none of its chunks runs without trouble."""
+    running = CHUNKS.alias("running")
+    runs = running.c.batch_id == BATCHES.c.id, running.c.status == ChunkStatus.LEASED
+    return (
+        select(func.min(CHUNKS.c.trouble))
+        .where(
+            CHUNKS.c.batch_id == BATCHES.c.id,
+            CHUNKS.c.trouble.is_not(None),
+            ~select(running.c.index)
+            .where(*runs, running.c.trouble.is_(None))
+            .correlate(BATCHES)
+            .exists(),
+        )
+        .correlate(BATCHES)
+        .scalar_subquery()
+    )
 
 
 def _others_of_model() -> ColumnElement[bool]:

@@ -171,10 +171,10 @@ class Chunks(Aggregate):
 
         ``left_share``: of the chunk's work, what is left; None: as of its requests.
         ``clears``: requests have run since the last time, so the chunk is less of a suspect.
-        Raises :class:`~batchyard.errors.LeaseLost`.
+        Its trouble has ended. Raises :class:`~batchyard.errors.LeaseLost`.
         """
         progress: dict[str, Any] = {"completed": completed, "failed": failed, **usage_values(usage)}
-        progress["left_share"] = left_share
+        progress |= {"left_share": left_share, "trouble": None}
         if clears:
             progress |= after_progress()
         await self._update_leased(lease, progress)
@@ -189,13 +189,21 @@ class Chunks(Aggregate):
         final = {"completed": completed, "failed": failed, **usage_values(usage)}
         await self._update_leased(
             lease,
-            {"status": ChunkStatus.DONE, "lease_expires_at": None, **final},
+            {"status": ChunkStatus.DONE, "lease_expires_at": None, "trouble": None, **final},
             unless_already=ChunkStatus.DONE,
         )
 
-    async def release(self, lease: ChunkLease) -> None:
-        """Release the chunk, with its progress. Raises :class:`~batchyard.errors.LeaseLost`."""
-        await self._update_leased(lease, {"status": ChunkStatus.PENDING, **released()})
+    async def release(self, lease: ChunkLease, *, trouble: str | None = None) -> None:
+        """Release the chunk, with its progress. Raises :class:`~batchyard.errors.LeaseLost`.
+
+        ``trouble``: why it could not go on here.
+        """
+        values = {"status": ChunkStatus.PENDING, "trouble": trouble, **released()}
+        await self._update_leased(lease, values)
+
+    async def record_trouble(self, lease: ChunkLease, trouble: str | None) -> None:
+        """Record why nothing of the chunk goes on; None: it does. Raises :class:`LeaseLost`."""
+        await self._update_leased(lease, {"trouble": trouble})
 
     async def strike(self, lease: ChunkLease, *, pause_seconds: float) -> None:
         """Release the chunk after an error in it; it is not leased again for ``pause_seconds``.

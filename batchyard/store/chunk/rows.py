@@ -97,6 +97,8 @@ class _ChunkColumns(NewChunk):
     """Errors in the chunk since it last made progress, each of which ended a lease."""
     deaths: int = 0
     """Owners in a row that vanished, their lease not released, without progress of the chunk."""
+    trouble: str | None = None
+    """Why nothing of it runs or is made durable, as its last owner found; None: it is not known."""
 
 
 class ChunkLease(_ChunkColumns):
@@ -155,6 +157,13 @@ Index(
     CHUNKS.c.index,
     sqlite_where=IS_OPEN,
     postgresql_where=IS_OPEN,
+)
+_IS_IN_TROUBLE = CHUNKS.c.trouble.is_not(None)
+Index(
+    "ix_chunks_trouble",
+    CHUNKS.c.batch_id,
+    sqlite_where=_IS_IN_TROUBLE,
+    postgresql_where=_IS_IN_TROUBLE,
 )
 Index("ix_chunks_leased", CHUNKS.c.owner, sqlite_where=IS_LEASED, postgresql_where=IS_LEASED)
 

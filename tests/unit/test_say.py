@@ -1,0 +1,32 @@
+"""Output that a file has no room for, or whose reader is gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from batchyard.cli.say import unbroken
+
+
+def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(tmp_path: Path) -> None:
+    there_is_room = tmp_path / "output"
+    with Path("/dev/full").open("w") as stream, there_is_room.open("w") as file:
+        output = unbroken(stream)
+        output.write("before\n")
+        output.flush()
+        os.dup2(file.fileno(), stream.fileno())
+        output.write("after\n")
+        output.flush()
+    assert there_is_room.read_text() == "before\nafter\n"
+
+
+def test_nothing_is_written_once_the_reader_is_gone() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        output = unbroken(stream)
+        output.write("before\n")
+        output.flush()
+        assert Path(f"/proc/self/fd/{writer}").readlink() == Path(os.devnull)
+        output.write("after\n")
+        output.flush()
