@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from batchyard.logs import event_logger
+from batchyard.services.log_words import describe
 from batchyard.services.patience import PASSING
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ _MOST_BYTES: Final = 128 * 1024**2
 _SLOW_SECONDS: Final = 10.0
 """A write that takes longer counts as failed until it succeeds."""
 _TOLD_SECONDS: Final = 5.0
-"""What is over sooner is not logged: a slow store may stop the runner for moments, often."""
+"""What is over sooner is not told: a slow store may stop the runner for moments, often."""
+_TOO_SLOW: Final = "The object store takes finished lines too slowly."
 
 
 class Backpressure:
@@ -43,6 +45,8 @@ class Backpressure:
         self._failing: set[LeaseKey] = set()
         self._failing_alone: set[LeaseKey] = set()
         """Their writes failed, and others succeeded since."""
+        self._why: dict[LeaseKey, str] = {}
+        """How the last write of a chunk failed."""
         self._began_at: float | None = None
         self._is_told = False
         self._changed = asyncio.Event()
@@ -82,11 +86,13 @@ class Backpressure:
         timer = asyncio.get_running_loop().call_later(_SLOW_SECONDS, self._failed, key)
         try:
             yield
-        except PASSING:
+        except PASSING as error:
+            self._why[key] = describe(error)
             self._failed(key)
             raise
         finally:
             timer.cancel()
+        self._why.pop(key, None)
         self._add(key, -size_bytes)
         self._failing_alone |= self._failing
         self._failing_alone.discard(key)
@@ -96,6 +102,7 @@ class Backpressure:
     def forget(self, key: LeaseKey) -> None:
         """The chunk has ended."""
         self._total_bytes -= self._bytes.pop(key, 0)
+        self._why.pop(key, None)
         self._failing.discard(key)
         self._failing_alone.discard(key)
         self._look()
@@ -108,6 +115,13 @@ class Backpressure:
         elif self._is_told and not self.is_on:
             self._is_told = False
             log.info("runner.resumed", runner=runner)
+
+    def trouble_of(self, key: LeaseKey) -> str | None:
+        """Why nothing of the chunk goes on, as it was told; None: it does."""
+        if self._is_told:
+            known = (self._why[each] for each in (key, *self._failing) if each in self._why)
+            return next(known, _TOO_SLOW)
+        return self._why.get(key) if key in self._failing_alone else None
 
     def _failed(self, key: LeaseKey) -> None:
         if key not in self._failing_alone:

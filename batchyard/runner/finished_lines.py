@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from batchyard.errors import StoreError
 from batchyard.results import Outcome
 from batchyard.services.keys import segment_key
-from batchyard.services.log_words import describe
 from batchyard.services.segments import encode_entry, put_bytes, storable
 from batchyard.wire import NO_USAGE, TokenUsage
 
@@ -68,8 +65,6 @@ class FinishedLines:
     _writes: int = 0
     _unrecorded: ChunkTally | None = None
     """What is durable and not yet in the chunk's row."""
-    _trouble: str | None = None
-    """As it is in the chunk's row."""
     _sequence: int = 0
     _writer: str = field(default_factory=lambda: secrets.token_hex(4))
 
@@ -103,17 +98,6 @@ class FinishedLines:
             await self._record(self._unrecorded)
             self._unrecorded = None
 
-    async def record_trouble(self, error: BaseException) -> None:
-        """Record why lines cannot be made durable, until they are.
-
-        If the database refuses, the next call tries again.
-        """
-        trouble = describe(error)
-        if trouble != self._trouble:
-            with contextlib.suppress(StoreError):
-                await self.services.store.chunks.record_trouble(self.lease, trouble)
-                self._trouble = trouble
-
     async def _record(self, tally: ChunkTally) -> None:
         clears, self.has_run = self.has_run, False
         try:
@@ -128,7 +112,6 @@ class FinishedLines:
         except BaseException:
             self.has_run = self.has_run or clears
             raise
-        self._trouble = None
 
     async def _write_segment(self) -> int:
         """Write the first of the lines that are not durable; returns how many they were."""

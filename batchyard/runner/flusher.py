@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from batchyard.services.patience import PASSING, patiently
+from batchyard.services.patience import patiently
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -88,15 +88,8 @@ class Flusher:
         await self._finished.flush()
 
     async def _flush(self) -> None:
-        await patiently(self._make_durable_or_say_why_not, "finished lines")
+        await patiently(self.make_durable, "finished lines")
         self._flushed.set()
-
-    async def _make_durable_or_say_why_not(self) -> None:
-        try:
-            await self.make_durable()
-        except PASSING as error:
-            await self._finished.record_trouble(error)
-            raise
 
     async def _write_copies(self) -> None:
         while self._copies.count:

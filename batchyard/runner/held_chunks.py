@@ -7,6 +7,7 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
+from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.runner.backpressure import Backpressure
 from batchyard.runner.standstill import Standstill
@@ -36,6 +37,8 @@ class HeldChunks:
         self.standstill = Standstill(services.settings.lease_seconds)
         """Until it is over, some of them may be others'."""
         self.backpressure = Backpressure()
+        self._troubles: dict[LeaseKey, str] = {}
+        """As they are recorded."""
         self._one_ended = asyncio.Event()
         self._services = services
         self._returns = returns
@@ -63,6 +66,7 @@ class HeldChunks:
     def ended(self, key: LeaseKey) -> None:
         """It runs no more, and nothing of it is in the window."""
         del self.running[key]
+        self._troubles.pop(key, None)
         self.backpressure.forget(key)
         self._one_ended.set()
 
@@ -90,13 +94,30 @@ class HeldChunks:
                     chunk.stop(actions[key])
 
     async def look_at_writes(self) -> None:
-        """Leave to others what is not begun, if no line can be saved for the time of a lease."""
+        """Record why lines cannot be saved.
+
+        If none can be for the time of a lease, leave to others what is not begun.
+        """
         self.backpressure.tell(self.owner)
+        await self._record_troubles()
         if self.backpressure.seconds < self._services.settings.lease_seconds:
             return
         for key, chunk in self.running.items():
             if chunk.leave_to_others():
                 log.warning("chunk.given_back", batch=key.batch_id, chunk=key.index)
+
+    async def _record_troubles(self) -> None:
+        for key, chunk in list(self.running.items()):
+            trouble = self.backpressure.trouble_of(key)
+            if trouble == self._troubles.get(key):
+                continue
+            # If the database refuses, the next look tries again.
+            with contextlib.suppress(StoreError):
+                await self._services.store.chunks.record_trouble(chunk.lease, trouble)
+                if trouble is None:
+                    self._troubles.pop(key, None)
+                elif key in self.running:
+                    self._troubles[key] = trouble
 
     async def _look_after_standstill(self) -> None:
         """Keep what can be kept; return when nothing is left of what others have.

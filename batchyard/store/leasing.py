@@ -32,7 +32,7 @@ def is_free(table: FromClause) -> ColumnElement[bool]:
     return or_(end.is_(None), end <= clock())
 
 
-def is_held(table: Table) -> ColumnElement[bool]:
+def is_held(table: FromClause) -> ColumnElement[bool]:
     """The row has an owner, and the lease has not expired."""
     return and_(table.c.owner.is_not(None), table.c.lease_expires_at > clock())
 

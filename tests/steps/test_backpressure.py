@@ -262,6 +262,30 @@ async def test_a_chunk_that_fails_while_another_is_written_waits_alone() -> None
         await waiting
 
 
+async def test_a_chunk_says_why_it_does_not_go_on() -> None:
+    pressure = Backpressure()
+    fail(pressure, ONE)
+    assert pressure.trouble_of(OTHER) is None
+    pressure.tell("runner")
+    # Nothing of the others is admitted either.
+    assert pressure.trouble_of(ONE) == pressure.trouble_of(OTHER) == "No room."
+    with pressure.writing(OTHER, 10):
+        pass
+    pressure.tell("runner")
+    assert (pressure.trouble_of(ONE), pressure.trouble_of(OTHER)) == ("No room.", None)
+    with pressure.writing(ONE, 10):
+        pass
+    assert pressure.trouble_of(ONE) is None
+
+
+async def test_a_store_that_is_too_slow_is_a_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backpressure, "_MOST_BYTES", 100)
+    pressure = Backpressure()
+    pressure.keep(ONE, 101)
+    pressure.tell("runner")
+    assert pressure.trouble_of(OTHER) == "The object store takes finished lines too slowly."
+
+
 async def test_too_many_lines_in_memory_stop_all_until_they_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -27,7 +27,7 @@ from batchyard.errors import (
     StoreUnavailable,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.runner import admission, crashes, returns
+from batchyard.runner import admission, backpressure, crashes, returns
 from batchyard.services import patience
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.keys import file_key, plan_key
@@ -509,7 +509,10 @@ async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_whil
 
 
 @pytest.mark.parametrize("seam", ["plan", "segments"])
-async def test_a_batch_that_cannot_go_on_says_why_until_it_can(yard: Yard, seam: str) -> None:
+async def test_a_batch_that_cannot_go_on_says_why_until_it_can(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, seam: str
+) -> None:
+    monkeypatch.setattr(backpressure, "_TOLD_SECONDS", 0.0)
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
     batch_id = await yard.prepared(lines(25, "a"))
     store = yard.services.store

@@ -16,6 +16,7 @@ from batchyard.store.batch.pages import load_batch
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import (
     CHUNKS,
+    IS_LEASED,
     IS_OPEN,
     UNANSWERED,
     ChunkStatus,
@@ -24,7 +25,7 @@ from batchyard.store.chunk.rows import (
     remaining_work,
 )
 from batchyard.store.clock import clock, clock_seconds, read_seconds
-from batchyard.store.leasing import in_one_order
+from batchyard.store.leasing import in_one_order, is_held
 from batchyard.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
 
 if TYPE_CHECKING:
@@ -237,22 +238,33 @@ class BatchSchedule(Aggregate):
 
 
 def _trouble() -> ColumnElement[str | None]:
-    """Why nothing of the batch goes on, where none of its chunks runs without trouble."""
+    """Why nothing of the batch goes on, if none of its chunks runs without trouble.
+
+    A batch that waits for its turn has the trouble of its model's chunks, if all that run have one.
+    """
+    of_model = and_(_trouble_in(CHUNKS.c.model, BATCHES.c.model), IS_LEASED)
+    return func.coalesce(
+        *(
+            select(func.min(CHUNKS.c.trouble)).where(each).correlate(BATCHES).scalar_subquery()
+            for each in (_trouble_in(CHUNKS.c.batch_id, BATCHES.c.id), of_model)
+        )
+    )
+
+
+def _trouble_in(column: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
+    """The chunk is in trouble, and none runs without that has this value too."""
     running = CHUNKS.alias("running")
-    runs = running.c.batch_id == BATCHES.c.id, running.c.status == ChunkStatus.LEASED
-    return (
-        select(func.min(CHUNKS.c.trouble))
+    runs_well = (
+        select(running.c.index)
         .where(
-            CHUNKS.c.batch_id == BATCHES.c.id,
-            CHUNKS.c.trouble.is_not(None),
-            ~select(running.c.index)
-            .where(*runs, running.c.trouble.is_(None))
-            .correlate(BATCHES)
-            .exists(),
+            running.c[column.name] == value,
+            running.c.status == ChunkStatus.LEASED,
+            running.c.trouble.is_(None),
+            is_held(running),
         )
         .correlate(BATCHES)
-        .scalar_subquery()
     )
+    return and_(column == value, CHUNKS.c.trouble.is_not(None), ~runs_well.exists())
 
 
 def _others_of_model() -> ColumnElement[bool]:

@@ -171,10 +171,10 @@ class Chunks(Aggregate):
 
         ``left_share``: of the chunk's work, what is left; None: as of its requests.
         ``clears``: requests have run since the last time, so the chunk is less of a suspect.
-        Its trouble has ended. Raises :class:`~batchyard.errors.LeaseLost`.
+        Raises :class:`~batchyard.errors.LeaseLost`.
         """
         progress: dict[str, Any] = {"completed": completed, "failed": failed, **usage_values(usage)}
-        progress |= {"left_share": left_share, "trouble": None}
+        progress["left_share"] = left_share
         if clears:
             progress |= after_progress()
         await self._update_leased(lease, progress)

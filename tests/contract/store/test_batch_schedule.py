@@ -258,7 +258,7 @@ async def test_batches_in_progress_say_why_they_wait(store: Store) -> None:
 
 
 async def test_a_batch_waits_if_none_of_its_chunks_runs_without_trouble(store: Store) -> None:
-    batch, other = await begun_batch(store, chunks=2), await begun_batch(store)
+    batch, other = await begun_batch(store, chunks=2), await begun_batch(store, model="llama")
 
     async def reason() -> str | None:
         await store.batch_schedule.record_waits({})
@@ -272,13 +272,33 @@ async def test_a_batch_waits_if_none_of_its_chunks_runs_without_trouble(store: S
     assert await reason() is None
     await store.chunks.record_trouble(second, "No room.")
     assert await reason() == "No room."
-    await store.chunks.record_progress(second, completed=1, failed=0, usage=USAGE)
+    await store.chunks.record_trouble(second, None)
     assert await reason() is None
     await store.chunks.complete(second, completed=10, failed=0, usage=USAGE)
     assert await reason() == "The store is away."
     [first] = await store.chunks.claim(model=MODEL, owner="r", lease_seconds=60, batch_id=batch.id)
     assert first.trouble == "The store is away."
     await store.chunks.record_trouble(first, None)
+    assert await reason() is None
+
+
+async def test_a_batch_waits_if_all_that_runs_of_its_model_is_in_trouble(store: Store) -> None:
+    """Its turn does not come: the runner takes no more work."""
+    running, waiting = await begun_batch(store, chunks=2), await begun_batch(store)
+
+    async def reason() -> str | None:
+        await store.batch_schedule.record_waits({})
+        return (await store.batches.get(waiting.id)).wait_reason
+
+    first, second = await store.chunks.claim(
+        model=MODEL, owner="r", lease_seconds=60, batch_id=running.id, limit=2
+    )
+    await store.chunks.record_trouble(first, "No room.")
+    assert await reason() is None
+    await store.chunks.record_trouble(second, "No room.")
+    assert await reason() == "No room."
+    await store.chunks.release(first, trouble="The store is away.")
+    await store.chunks.record_trouble(second, None)
     assert await reason() is None
 
 
