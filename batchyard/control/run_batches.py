@@ -19,6 +19,7 @@ from batchyard.lifecycle import TERMINAL
 from batchyard.logs import event_logger
 from batchyard.services.held_batches import AGAIN_AFTER_SECONDS
 from batchyard.services.log_words import describe
+from batchyard.services.wait_words import why_it_waits
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class BatchRunner:
         except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
             trouble = error
             log.warning("batch.postponed", describe(error), batch=batch_id)
-            await self._postpone(batch_id, wait_reason=describe(error))
+            await self._postpone(batch_id, wait_reason=why_it_waits(error))
         self._cut_off.note(trouble, began_at=began_at)
 
     async def _count(self, batch_id: str) -> None:

@@ -12,8 +12,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from batchyard.logs import event_logger
-from batchyard.services.log_words import describe
 from batchyard.services.patience import PASSING
+from batchyard.services.wait_words import TOO_SLOW, why_it_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,6 @@ _SLOW_SECONDS: Final = 10.0
 """A write that takes longer counts as failed until it succeeds."""
 _TOLD_SECONDS: Final = 5.0
 """What is over sooner is not told: a slow store may stop the runner for moments, often."""
-_TOO_SLOW: Final = "The object store takes finished lines too slowly."
 
 
 class Backpressure:
@@ -87,7 +86,7 @@ class Backpressure:
         try:
             yield
         except PASSING as error:
-            self._why[key] = describe(error)
+            self._why[key] = why_it_waits(error)
             self._failed(key)
             raise
         finally:
@@ -120,7 +119,7 @@ class Backpressure:
         """Why nothing of the chunk goes on, as it was told; None: it does."""
         if self._is_told:
             known = (self._why[each] for each in (key, *self._failing) if each in self._why)
-            return next(known, _TOO_SLOW)
+            return next(known, TOO_SLOW)
         return self._why.get(key) if key in self._failing_alone else None
 
     def _failed(self, key: LeaseKey) -> None:

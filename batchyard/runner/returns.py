@@ -20,6 +20,7 @@ from batchyard.services.keys import file_key, plan_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import PASSING
 from batchyard.services.stop_batch import stop_failed
+from batchyard.services.wait_words import why_it_waits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -70,7 +71,7 @@ class Returns:
         if await self._is_passing(error, lease):
             log.warning("chunk.postponed", describe(error), batch=lease.batch_id, chunk=lease.index)
             self._postponed[lease.batch_id] = time.monotonic() + POSTPONED_SECONDS
-            await self._end(lease.key, partial(chunks.release, lease, trouble=describe(error)))
+            await self._end(lease.key, partial(chunks.release, lease, trouble=why_it_waits(error)))
             return
         strikes = lease.strikes + 1
         log.warning(

@@ -24,6 +24,7 @@ from batchyard.services.log_words import describe
 from batchyard.services.published import Figures
 from batchyard.services.renewal import renewing
 from batchyard.services.stop_batch import stop_overdue
+from batchyard.services.wait_words import why_it_waits
 from batchyard.services.work_places import WorkPlace, WorkPlaces
 from batchyard.store import BatchLease
 from batchyard.store.batch.pages import batch_not_found
@@ -248,7 +249,7 @@ class HeldBatches:
             async with held.worked_on():
                 yield held
         except Exception as error:
-            after_seconds, wait_reason = AGAIN_AFTER_SECONDS, describe(error)
+            after_seconds, wait_reason = AGAIN_AFTER_SECONDS, why_it_waits(error)
             raise
         finally:
             await self._let_go(held, after_seconds, wait_reason)

@@ -268,11 +268,12 @@ async def test_a_chunk_says_why_it_does_not_go_on() -> None:
     assert pressure.trouble_of(OTHER) is None
     pressure.tell("runner")
     # Nothing of the others is admitted either.
-    assert pressure.trouble_of(ONE) == pressure.trouble_of(OTHER) == "No room."
+    words = "the object store has no room"
+    assert pressure.trouble_of(ONE) == pressure.trouble_of(OTHER) == words
     with pressure.writing(OTHER, 10):
         pass
     pressure.tell("runner")
-    assert (pressure.trouble_of(ONE), pressure.trouble_of(OTHER)) == ("No room.", None)
+    assert (pressure.trouble_of(ONE), pressure.trouble_of(OTHER)) == (words, None)
     with pressure.writing(ONE, 10):
         pass
     assert pressure.trouble_of(ONE) is None
@@ -283,7 +284,7 @@ async def test_a_store_that_is_too_slow_is_a_trouble(monkeypatch: pytest.MonkeyP
     pressure = Backpressure()
     pressure.keep(ONE, 101)
     pressure.tell("runner")
-    assert pressure.trouble_of(OTHER) == "The object store takes finished lines too slowly."
+    assert pressure.trouble_of(OTHER) == "the object store takes finished lines too slowly"
 
 
 async def test_too_many_lines_in_memory_stop_all_until_they_are_written(

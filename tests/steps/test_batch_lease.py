@@ -25,6 +25,7 @@ from batchyard.services import patience
 from batchyard.services.keys import file_key
 from batchyard.services.patience import patiently
 from batchyard.services.storage_mark import write_mark
+from batchyard.services.wait_words import why_it_waits
 from batchyard.steps.fetch import fetch_input
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.local_file import LocalFile
@@ -203,7 +204,7 @@ async def test_an_object_store_that_takes_no_input_ends_no_batch(
     with pytest.raises(type(error)):
         await yard.finish(batch_id)
     waiting = await yard.services.store.batches.get(batch_id)
-    assert (waiting.status, waiting.wait_reason) == (BatchStatus.VALIDATING, str(error))
+    assert (waiting.status, waiting.wait_reason) == (BatchStatus.VALIDATING, why_it_waits(error))
     storage.error = None
     ended = await yard.finish(batch_id)
     assert (ended.status, ended.wait_reason) == (BatchStatus.COMPLETED, None)

@@ -508,27 +508,47 @@ async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_whil
         assert max(chunk.epoch for chunk in chunks) == 1
 
 
-@pytest.mark.parametrize("seam", ["plan", "segments"])
-async def test_a_batch_that_cannot_go_on_says_why_until_it_can(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch, seam: str
+async def until_it_waits_for(yard: Yard, batch_id: str, reason: str | None) -> BatchRecord:
+    store = yard.services.store
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+        while (batch := await store.batches.get(batch_id)).wait_reason != reason:
+            await asyncio.sleep(0.02)
+            await store.batch_schedule.record_waits({})
+    return batch
+
+
+async def test_a_batch_that_cannot_be_read_says_why_until_it_runs(yard: Yard) -> None:
+    may_answer = asyncio.Event()
+
+    class Waiting(StubEngine):
+        async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+            await may_answer.wait()
+            return await super().answer(request, timeout_seconds=timeout_seconds)
+
+    yard.use(Waiting(max_num_seqs=8))
+    batch_id = await yard.prepared(lines(25, "a"))
+    storage = failing_for(yard, "plan", batch_id, math.inf, lambda: StorageFull("No room."))
+    async with working(yard):
+        await until_it_waits_for(yard, batch_id, "the object store has no room")
+        storage.fails = lambda *_: None
+        batch = await until_it_waits_for(yard, batch_id, None)
+        assert batch.status is BatchStatus.IN_PROGRESS
+        may_answer.set()
+        await check_whole(yard, await ended(yard, batch_id), "a", 25)
+
+
+async def test_a_batch_that_cannot_be_written_says_why_until_it_is(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backpressure, "_TOLD_SECONDS", 0.0)
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
     batch_id = await yard.prepared(lines(25, "a"))
-    store = yard.services.store
-    storage = failing_for(yard, seam, batch_id, math.inf, lambda: StorageFull("No room."))
-
-    async def until_it_waits_for(reason: str | None) -> None:
-        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
-            while (await store.batches.get(batch_id)).wait_reason != reason:
-                await asyncio.sleep(0.02)
-                await store.batch_schedule.record_waits({})
-
+    storage = failing_for(yard, "segments", batch_id, math.inf, lambda: StorageFull("No room."))
     async with working(yard):
-        await until_it_waits_for("No room.")
+        await until_it_waits_for(yard, batch_id, "the object store has no room")
         storage.fails = lambda *_: None
         await check_whole(yard, await ended(yard, batch_id), "a", 25)
-    assert {chunk.trouble for chunk in await chunks_in(store, batch_id)} == {None}
+    assert {chunk.trouble for chunk in await chunks_in(yard.services.store, batch_id)} == {None}
 
 
 async def test_a_chunk_that_could_not_be_given_back_at_once_is_given_back_later(

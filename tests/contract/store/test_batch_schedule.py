@@ -297,8 +297,9 @@ async def test_a_batch_waits_if_all_that_runs_of_its_model_is_in_trouble(store: 
     assert await reason() is None
     await store.chunks.record_trouble(second, "No room.")
     assert await reason() == "No room."
+    await store.chunks.release(second)
     await store.chunks.release(first, trouble="The store is away.")
-    await store.chunks.record_trouble(second, None)
+    # Another runner may begin with the other batch.
     assert await reason() is None
 
 
