@@ -510,7 +510,7 @@ async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_whil
 
 async def until_it_waits_for(yard: Yard, batch_id: str, reason: str | None) -> BatchRecord:
     store = yard.services.store
-    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * 10):
         while (batch := await store.batches.get(batch_id)).wait_reason != reason:
             await asyncio.sleep(0.02)
             await store.batch_schedule.record_waits({})

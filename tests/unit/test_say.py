@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import IO
 
 from batchyard.cli.say import unbroken
+
+
+def _open_as(stream: IO[str]) -> Path:
+    return Path(f"/proc/self/fd/{stream.fileno()}").readlink()
 
 
 def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(tmp_path: Path) -> None:
@@ -14,6 +19,7 @@ def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(tmp_path: 
         output = unbroken(stream)
         output.write("before\n")
         output.flush()
+        assert _open_as(stream) == Path("/dev/full")
         os.dup2(file.fileno(), stream.fileno())
         output.write("after\n")
         output.flush()
@@ -27,6 +33,6 @@ def test_nothing_is_written_once_the_reader_is_gone() -> None:
         output = unbroken(stream)
         output.write("before\n")
         output.flush()
-        assert Path(f"/proc/self/fd/{writer}").readlink() == Path(os.devnull)
+        assert _open_as(stream) == Path(os.devnull)
         output.write("after\n")
         output.flush()
