@@ -355,9 +355,12 @@ class HeldBatches:
         if self._held.get(held.lease.batch_id) is held:
             del self._held[held.lease.batch_id]
         if not held.is_lost:
-            await self._store.batch_leases.release(
-                held.lease, after_seconds=after_seconds, wait_reason=wait_reason
-            )
+            if wait_reason is not None:
+                with contextlib.suppress(StoreError):
+                    await self._store.batch_schedule.record_step_wait(
+                        held.lease.batch_id, wait_reason
+                    )
+            await self._store.batch_leases.release(held.lease, after_seconds=after_seconds)
 
     async def _renew(self) -> None:
         leases = [held.lease for held in self._held.values() if not held.is_lost]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, bindparam, case, func, or_, select, true, tuple_, update
+from sqlalchemy import and_, bindparam, func, or_, select, true, tuple_, update
 
-from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
+from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.order import is_small_file, read_standings, turns_of_batches
 from batchyard.store.batch.rows import BATCHES, has_no_owner
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.lifecycle import BatchStatus
     from batchyard.turns import Standing
 
 
@@ -84,7 +85,7 @@ class BatchSnapshot:
 
 
 class BatchLeases(Aggregate):
-    """Claims, renews and releases batches; writes :class:`.LeaseColumns` and why one waits.
+    """Claims, renews and releases batches; writes :class:`.LeaseColumns` and nothing else.
 
     The other writers of ``batches`` are :class:`.Batches` and :class:`.BatchSchedule`.
     """
@@ -144,25 +145,13 @@ class BatchLeases(Aggregate):
 
     @writes
     async def release(
-        self,
-        connection: AsyncConnection,
-        lease: BatchLease,
-        *,
-        after_seconds: float = 0.0,
-        wait_reason: str | None = None,
+        self, connection: AsyncConnection, lease: BatchLease, *, after_seconds: float = 0.0
     ) -> bool:
-        """Release the batch: it is free ``after_seconds`` from now. False: the lease was lost.
-
-        ``wait_reason`` is recorded unless the batch is in progress.
-        """
-        values = released(after_seconds=after_seconds)
-        if wait_reason is not None:
-            in_progress = BATCHES.c.status == BatchStatus.IN_PROGRESS
-            values["wait_reason"] = case((in_progress, BATCHES.c.wait_reason), else_=wait_reason)
+        """Release the batch: it is free ``after_seconds`` from now. False: the lease was lost."""
         statement = (
             update(BATCHES)
             .where(BATCHES.c.id == lease.batch_id, is_claim(BATCHES, lease.owner, lease.epoch))
-            .values(values)
+            .values(released(after_seconds=after_seconds))
         )
         return (await connection.execute(statement)).rowcount == 1
 

@@ -8,7 +8,7 @@ from sqlalchemy import and_, bindparam, func, select, update
 
 from batchyard.errors import TransitionConflict
 from batchyard.forecast import OpenWork
-from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
 from batchyard.store.batch.order import is_background
@@ -179,6 +179,18 @@ class BatchSchedule(Aggregate):
     async def record_wait(self, batch_id: str, reason: str | None) -> None:
         """Record why one batch in progress waits, if no process does it for all; None: no more."""
         await self._write_waits([{"batch_id": batch_id, "new_reason": reason}])
+
+    @writes
+    async def record_step_wait(
+        self, connection: AsyncConnection, batch_id: str, reason: str
+    ) -> None:
+        """Record why the step of a batch that is not in progress is put off, until it moves on."""
+        steps = UNFINISHED - {BatchStatus.IN_PROGRESS}
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(steps))
+            .values(wait_reason=reason)
+        )
 
     @reads
     async def _changed_waits(

@@ -74,29 +74,6 @@ async def test_a_claim_may_leave_out_batches_with_an_expired_lease(store: Store)
     assert await claimed(with_expired=True) == [lost.id]
 
 
-async def test_a_batch_that_is_given_back_says_why_it_waits_until_its_next_move(
-    store: Store,
-) -> None:
-    batch = await created(store)
-    (lease,) = await claim(store)
-    await store.batch_leases.release(lease, after_seconds=NOW_OVER, wait_reason="No room.")
-    assert (await store.batches.get(batch.id)).wait_reason == "No room."
-    (lease,) = await claim(store)
-    await store.batch_leases.release(lease)
-    assert (await store.batches.get(batch.id)).wait_reason == "No room."
-    assert (await store.batches.fail(batch.id, [])).wait_reason is None
-
-
-async def test_a_batch_in_progress_waits_for_its_chunks_and_not_for_its_owner(
-    store: Store,
-) -> None:
-    batch = await begun_batch(store)
-    await store.batch_schedule.record_wait(batch.id, "no GPU")
-    (lease,) = await claim(store)
-    await store.batch_leases.release(lease, wait_reason="Prefect is away.")
-    assert (await store.batches.get(batch.id)).wait_reason == "no GPU"
-
-
 async def test_nothing_is_claimed_where_nothing_is_free(store: Store) -> None:
     assert await claim(store) == []
     await created(store)

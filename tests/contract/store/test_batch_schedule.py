@@ -257,6 +257,24 @@ async def test_batches_in_progress_say_why_they_wait(store: Store) -> None:
     assert (await store.batches.get(waiting.id)).wait_reason is None
 
 
+async def test_a_step_that_is_put_off_says_why_until_the_batch_moves_on(store: Store) -> None:
+    batch = await store.batches.create(new_batch())
+    await store.batch_schedule.record_step_wait(batch.id, "No room.")
+    assert (await store.batches.get(batch.id)).wait_reason == "No room."
+    await store.batch_schedule.record_waits({})
+    assert (await store.batches.get(batch.id)).wait_reason == "No room."
+    assert (await store.batches.fail(batch.id, [])).wait_reason is None
+    await store.batch_schedule.record_step_wait(batch.id, "No room.")
+    assert (await store.batches.get(batch.id)).wait_reason is None
+
+
+async def test_a_batch_in_progress_waits_for_its_chunks_and_for_no_step(store: Store) -> None:
+    batch = await begun_batch(store)
+    await store.batch_schedule.record_wait(batch.id, "no GPU")
+    await store.batch_schedule.record_step_wait(batch.id, "Prefect is away.")
+    assert (await store.batches.get(batch.id)).wait_reason == "no GPU"
+
+
 async def test_a_batch_waits_if_none_of_its_chunks_runs_without_trouble(store: Store) -> None:
     batch, other = await begun_batch(store, chunks=2), await begun_batch(store, model="llama")
 

@@ -59,6 +59,7 @@ async def test_the_schedule_writes_its_own_columns_only(store: Store, updated: s
     await schedule.record_forecast({batch.id: batch.expires_at + 1}, hold_seconds=0)
     await schedule.record_tail(batch.id, 5.0)
     await schedule.record_waits({str(batch.model): "No runner serves it."})
+    await schedule.record_step_wait(batch.id, "No room.")
     assert updated == SCHEDULE
 
 
@@ -75,4 +76,4 @@ async def test_the_life_of_a_batch_clears_those_of_the_others_and_sets_none(
     await begun_batch(store, window_seconds=0)
     await expire_overdue(store)
     assert {"status", "flow_run_id", "errors"} <= updated
-    assert updated & (LEASE | SCHEDULE) == {*released(), *NO_FORECAST}
+    assert updated & (LEASE | SCHEDULE) == {*released(), *NO_FORECAST, "wait_reason"}
