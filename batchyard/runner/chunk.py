@@ -137,6 +137,11 @@ class ChunkRun:
             request_count=self.lease.request_count,
         )
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its input and its plan have been read."""
+        return self._rest is not None
+
     def lose(self) -> None:
         """Another runner owns the lease now: :meth:`run` ends with ``LeaseLost``."""
         self.is_lost = True
@@ -202,9 +207,6 @@ class ChunkRun:
 
     async def _work(self, traceparent: str | None) -> None:
         requests = await self.admission.unless_slow(self._prepare())
-        if self.lease.trouble is not None:
-            untroubled = partial(self.services.store.chunks.record_trouble, self.lease, None)
-            await patiently(untroubled, "a chunk")
         self._traits = replace(self._traits, traceparent=traceparent)
         flusher = asyncio.create_task(self._flusher.run(self._flush_seconds))
         try:

@@ -37,8 +37,8 @@ class HeldChunks:
         self.standstill = Standstill(services.settings.lease_seconds)
         """Until it is over, some of them may be others'."""
         self.backpressure = Backpressure()
-        self._troubles: dict[LeaseKey, str] = {}
-        """As they are recorded."""
+        self._troubles: dict[LeaseKey, str | None] = {}
+        """As they were recorded here."""
         self._one_ended = asyncio.Event()
         self._services = services
         self._returns = returns
@@ -94,9 +94,9 @@ class HeldChunks:
                     chunk.stop(actions[key])
 
     async def look_at_writes(self) -> None:
-        """Record why lines cannot be saved.
+        """Record why lines cannot be saved, or that a chunk's earlier trouble has ended.
 
-        If none can be for the time of a lease, leave to others what is not begun.
+        If no line can be for the time of a lease, leave to others what is not begun.
         """
         self.backpressure.tell(self.owner)
         await self._record_troubles()
@@ -108,15 +108,14 @@ class HeldChunks:
 
     async def _record_troubles(self) -> None:
         for key, chunk in list(self.running.items()):
-            trouble = self.backpressure.trouble_of(key)
-            if trouble == self._troubles.get(key):
+            before = chunk.lease.trouble
+            trouble = self.backpressure.trouble_of(key) or (None if chunk.is_prepared else before)
+            if trouble == self._troubles.get(key, before):
                 continue
             # If the database refuses, the next look tries again.
             with contextlib.suppress(StoreError):
                 await self._services.store.chunks.record_trouble(chunk.lease, trouble)
-                if trouble is None:
-                    self._troubles.pop(key, None)
-                elif key in self.running:
+                if key in self.running:
                     self._troubles[key] = trouble
 
     async def _look_after_standstill(self) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.control.batch_lease import LeasedBatch
+    from batchyard.engine.base import EngineAnswer, EngineRequest
     from batchyard.store import BatchRecord
 
 CHAT = "/v1/chat/completions"
@@ -38,6 +39,18 @@ def chat_line(custom_id: str, text: str = "hello", **body: Any) -> dict[str, Any
         "url": CHAT,
         "body": {"model": "stub-model", "messages": messages, "max_tokens": 4} | body,
     }
+
+
+class HeldEngine(StubEngine):
+    """Answers nothing before it may."""
+
+    def __init__(self, **stub: Any) -> None:
+        super().__init__(**stub)
+        self.may_answer = asyncio.Event()
+
+    async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+        await self.may_answer.wait()
+        return await super().answer(request, timeout_seconds=timeout_seconds)
 
 
 async def until(condition: Callable[[], Awaitable[object]], *, seconds: float = 30.0) -> None:

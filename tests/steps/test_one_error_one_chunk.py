@@ -37,7 +37,7 @@ from batchyard.store import ChunkStatus
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks, take_to_its_end
 from tests.patience import PATIENCE
-from tests.steps.conftest import Yard, chat_line
+from tests.steps.conftest import HeldEngine, Yard, chat_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
@@ -518,14 +518,8 @@ async def until_it_waits_for(yard: Yard, batch_id: str, reason: str | None) -> B
 
 
 async def test_a_batch_that_cannot_be_read_says_why_until_it_runs(yard: Yard) -> None:
-    may_answer = asyncio.Event()
-
-    class Waiting(StubEngine):
-        async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
-            await may_answer.wait()
-            return await super().answer(request, timeout_seconds=timeout_seconds)
-
-    yard.use(Waiting(max_num_seqs=8))
+    engine = HeldEngine(max_num_seqs=8)
+    yard.use(engine)
     batch_id = await yard.prepared(lines(25, "a"))
     storage = failing_for(yard, "plan", batch_id, math.inf, lambda: StorageFull("No room."))
     async with working(yard):
@@ -533,7 +527,7 @@ async def test_a_batch_that_cannot_be_read_says_why_until_it_runs(yard: Yard) ->
         storage.fails = lambda *_: None
         batch = await until_it_waits_for(yard, batch_id, None)
         assert batch.status is BatchStatus.IN_PROGRESS
-        may_answer.set()
+        engine.may_answer.set()
         await check_whole(yard, await ended(yard, batch_id), "a", 25)
 
 

@@ -10,35 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.run import Runner
 from batchyard.store.batch.roots import BATCH_ROOTS
 from tests.patience import PATIENCE
-from tests.steps.conftest import Yard, chat_line
+from tests.steps.conftest import HeldEngine, Yard, chat_line
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.engine.stub import StubEngine
+
 
 SOON_SECONDS = 60.0
 MODEL = "stub-model"
 DOCUMENTS = 40
 LINES = 2 * DOCUMENTS
 WINDOW = 4
-
-
-class HeldEngine(StubEngine):
-    """Answers nothing before it may."""
-
-    def __init__(self) -> None:
-        super().__init__(max_num_seqs=WINDOW // 2)
-        self.may_answer = asyncio.Event()
-
-    async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
-        await self.may_answer.wait()
-        return await super().answer(request, timeout_seconds=timeout_seconds)
 
 
 def questions(name: str) -> list[dict[str, Any]]:
@@ -87,7 +75,7 @@ def visits(documents: list[str]) -> int:
 async def test_batches_about_the_same_documents_run_as_one(yard: Yard, window: str) -> None:
     yard.set(chunk_requests=LINES)
     batches = [await yard.prepared(questions(name), completion_window=window) for name in "abc"]
-    engine = HeldEngine()
+    engine = HeldEngine(max_num_seqs=WINDOW // 2)
     await served(yard, engine, batches, at_once=3)
     documents = documents_of(engine)
     assert len(documents) == len({request.body for request in engine.log}) == 3 * LINES
@@ -107,7 +95,7 @@ async def test_batches_of_which_it_is_not_known_run_one_after_the_other(yard: Ya
         await connection.execute(BATCH_ROOTS.delete())
 
     await yard.services.store.database.write(forget)
-    engine = HeldEngine()
+    engine = HeldEngine(max_num_seqs=WINDOW // 2)
     await served(yard, engine, batches, at_once=1)
     assert visits(documents_of(engine)) == 3 * DOCUMENTS
 
@@ -116,7 +104,7 @@ async def test_another_tenant_is_let_in_before_batches_that_begin_alike(yard: Ya
     """However many there are: it has its turns beside the first one."""
     own = [await yard.prepared(questions(name), tenant="a") for name in "abc"]
     other = await yard.prepared([chat_line("x")], tenant="b")
-    engine = HeldEngine()
+    engine = HeldEngine(max_num_seqs=WINDOW // 2)
     yard.use(engine)
     async with Runner(yard.services, MODEL) as runner, asyncio.timeout(PATIENCE * SOON_SECONDS):
         serving = asyncio.create_task(runner.serve())

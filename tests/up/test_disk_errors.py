@@ -17,6 +17,7 @@ from blocks import RemoteEngineBlock
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.services.disk_errors import Calls, DiskErrors
 from tests.services.up import running_yard
+from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,9 +97,8 @@ async def _run_batches(yard: Yard, client: int, failing: asyncio.Task[None]) -> 
 
 async def _run_batch(api: openai.AsyncOpenAI, name: str) -> None:
     names = [f"{name}-{number}" for number in range(LINES)]
-    file = await api.files.create(
-        file=("in.jsonl", "".join(map(_line, names)).encode()), purpose="batch"
-    )
+    lines = "".join(f"{json.dumps(chat_line(each, each))}\n" for each in names)
+    file = await api.files.create(file=("in.jsonl", lines.encode()), purpose="batch")
     batch = await api.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
@@ -110,9 +110,3 @@ async def _run_batch(api: openai.AsyncOpenAI, name: str) -> None:
     output = await api.files.content(batch.output_file_id)
     answered = [json.loads(line)["custom_id"] for line in output.text.splitlines()]
     assert sorted(answered) == sorted(names)
-
-
-def _line(name: str) -> str:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": name}], "max_tokens": 8}
-    line = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
-    return f"{json.dumps(line)}\n"

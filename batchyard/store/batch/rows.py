@@ -141,9 +141,9 @@ class ScheduleColumns(SQLModel):
     tail_tokens: float | None = Field(default=None, sa_type=Double)
     """How many tokens the last of its answers will probably lack when the others have ended."""
     wait_reason: str | None
-    """Why nothing of it goes on now, since its last move: in progress, no runner serves its model,
-    or its chunks are in trouble; before and after that, its last step failed for a temporary
-    reason. None: it goes on, or may soon."""
+    """Why nothing of it goes on now; None: it goes on, or may soon. While it is in progress, no
+    runner serves its model, or its chunks are in trouble. In any other status its step was put off.
+    A change of the status clears it."""
 
 
 NO_FORECAST: Final = {"eta_at": None, "late_since": None}

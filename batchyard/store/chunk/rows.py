@@ -98,7 +98,7 @@ class _ChunkColumns(NewChunk):
     deaths: int = 0
     """Owners in a row that vanished, their lease not released, without progress of the chunk."""
     trouble: str | None = None
-    """Why nothing of it runs or is made durable, as its last owner found; None: it is not known."""
+    """Why nothing of it runs or is made durable, as its last owner found; None: it does."""
 
 
 class ChunkLease(_ChunkColumns):
