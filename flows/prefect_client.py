@@ -3,6 +3,8 @@
 Prefect's server on SQLite answers 503 to a call that read something which another call has since
 changed. A third of the flow runs that are created side by side are refused in this way. The same
 call succeeds some milliseconds later, and Prefect's client waits 2 seconds, then 4, then 8.
+After such an answer the server closes the connection without having said so, and a call that comes
+over it at that moment fails. So a connection on which a call has failed is not used again.
 
 A server with CSRF protection knows one token of each client, the newest. Prefect's client gets one
 for each call that has none, so calls side by side end each other's tokens, wait equally long, and
@@ -90,6 +92,48 @@ class _AskAgainSoon(httpx.Auth):
         return httpx.Request("GET", url, headers=headers, extensions=request.extensions)
 
 
+class _LeavesFailedConnections(httpx.AsyncBaseTransport):
+    """Closes the connection of a call that the server answers with a 5xx status.
+
+    The server does the same a moment later: Starlette raises an error again once it is answered,
+    and uvicorn then closes the connection:
+    https://github.com/encode/starlette/blob/master/starlette/middleware/errors.py
+    """
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self.inner = inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await self.inner.handle_async_request(request)
+        return await _left(answer) if answer.is_server_error else answer
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+async def _left(answer: httpx.Response) -> httpx.Response:
+    """The same answer, read; its connection is closed.
+
+    httpcore closes a connection whose answer is not read to its end. One without a length is, and
+    its connection stays.
+    """
+    assert isinstance(answer.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous call
+    length = answer.headers.get("Content-Length")
+    body = bytearray()
+    if length != "0":
+        async for part in answer.stream:
+            body += part
+            if length == str(len(body)):
+                break
+    await answer.stream.aclose()
+    return httpx.Response(
+        answer.status_code,
+        headers=answer.headers,
+        content=bytes(body),
+        extensions=answer.extensions,
+    )
+
+
 async def _wants_token(answer: httpx.Response) -> bool:
     if answer.status_code != _REFUSED:
         return False
@@ -141,6 +185,9 @@ def shared_client() -> AsyncClientContext:
 def ask_as_we_do(client: PrefectClient) -> None:
     """Let a client that Prefect has made ask a busy server soon, and share the token of ours."""
     http = client._client  # noqa: SLF001 - it has no other way in
+    transport = http._transport  # noqa: SLF001 - given as a setting, it would know no proxies
+    if isinstance(transport, httpx.AsyncHTTPTransport):
+        http._transport = _LeavesFailedConnections(transport)  # noqa: SLF001 - as above
     auth = client_settings()["auth"]
     auth.take_over(str(http.csrf_client_id), http.csrf_token)
     http.auth = auth

@@ -18,7 +18,7 @@ from typing import Any
 
 from batchyard.cli.command_tree import make_app, make_command
 from batchyard.cli.exit_status import ExitStatus, exit_status
-from batchyard.cli.say import FULL, flush_output, have_standard_streams, say
+from batchyard.cli.say import FULL, flush_output, have_standard_streams, note_lost_output, say
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.errors import BatchyardError
 
@@ -39,10 +39,9 @@ def main() -> None:
     logging.getLogger("stamina").addHandler(logging.NullHandler())
     try:
         status = _status()
-        lost = flush_output()
-        if lost is not None and not status:
-            say(_lost_output(lost), err=True)
-            status = ExitStatus.FAILED
+        if lost := flush_output():
+            say(f"batchyard: The output could not be written: {lost.strerror}.", err=True)
+            status = status or ExitStatus.FAILED
     finally:
         exit_without_waiting_on_signals()
     sys.exit(status)
@@ -63,7 +62,7 @@ def _status() -> Any:
         return ExitStatus.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort; the traceback is in the file
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            say(_lost_output(error), err=True)
+            note_lost_output(error)
         else:
             say(f"batchyard: {_unexpected(error)}", err=True)
         return ExitStatus.FAILED
@@ -80,10 +79,6 @@ def _command() -> Any:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _lost_output(error: OSError) -> str:
-    return f"batchyard: The output could not be written: {error.strerror}."
 
 
 def _unexpected(error: Exception) -> str:

@@ -34,6 +34,11 @@ def have_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - open to the end
 
 
+def note_lost_output(error: OSError) -> None:
+    """Let :func:`flush_output` return the error of a writer that does not use :func:`say`."""
+    _no_room[sys.stdout] = error
+
+
 def flush_output() -> OSError | None:
     """Write what is still in the buffers: at exit, Python would print a traceback for a failure.
 

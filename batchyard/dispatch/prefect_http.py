@@ -69,6 +69,9 @@ class PrefectHttp:
         """For messages: the URL may have a password or a query."""
         self._failure = aiohttp.ClientError
         self._session = aiohttp.ClientSession(
+            # The server closes a connection on which a call failed, and one that was not used for
+            # 5 seconds. A call that comes over it at that moment fails.
+            connector=aiohttp.TCPConnector(force_close=True),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
             trust_env=False,

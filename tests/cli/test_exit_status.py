@@ -166,14 +166,23 @@ def test_a_closed_stream_is_no_traceback(home_with_tables: Path, words: str, sta
     assert "defect" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["list", "--all"], ["tenants", "list"], ["doctor"]])
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (["list", "--all"], {}),
+        (["tenants", "list"], {}),
+        (["doctor"], {}),
+        (["doctor"], {"BATCHYARD_ENGINE_PYTHON": "/none"}),
+    ],
+    ids=["list", "tenants", "doctor", "a doctor that finds trouble"],
+)
 def test_output_for_which_there_is_no_room_is_a_failure(
-    home_with_tables: Path, words: list[str]
+    home_with_tables: Path, words: list[str], more: dict[str, str]
 ) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
         done = subprocess.run(
             [sys.executable, "-m", "batchyard.cli", *words],
-            env=os.environ | {"BATCHYARD_HOME": str(home_with_tables)},
+            env=os.environ | {"BATCHYARD_HOME": str(home_with_tables)} | more,
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -182,6 +191,7 @@ def test_output_for_which_there_is_no_room_is_a_failure(
     assert done.returncode == 1
     message = "batchyard: The output could not be written: No space left on device.\n"
     assert done.stderr.endswith(message)
+    assert done.stderr.count(message) == 1
     assert "Traceback" not in done.stderr
 
 

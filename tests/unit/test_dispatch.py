@@ -41,6 +41,7 @@ from batchyard.store import (
 from batchyard.wire import BatchUsage
 from tests.contract.store.samples import batch_in, begun_batch, new_batch
 from tests.patience import PATIENCE
+from tests.services.tcp import server_that_fails_once
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -313,6 +314,14 @@ async def test_a_busy_server_is_asked_again_and_starts_one_run(
     prefect.busy_times = 2
     await api.start(RUN_CHUNKS, {"model": MODEL}, name=MODEL)
     assert len(prefect.runs) == 1
+
+
+async def test_no_call_meets_the_end_of_a_connection_on_which_another_has_failed() -> None:
+    async with (
+        server_that_fails_once() as port,
+        PrefectApi(f"http://127.0.0.1:{port}/api") as api,
+    ):
+        await api.emit([{"id": "e1"}])
 
 
 @pytest.mark.parametrize("status", [401, 403])

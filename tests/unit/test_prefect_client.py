@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import prefect
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED,
+    temporary_settings,
+)
 from prefect.settings.models.server.api import ServerAPISettings
 
 from flows.prefect_client import ask_as_we_do, client_settings, get_client, shared_client
 from tests.patience import PATIENCE
+from tests.services.tcp import server_that_fails_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,8 +197,21 @@ async def test_the_token_of_a_client_that_prefect_has_made_is_used_on(
 async def test_no_call_meets_the_end_of_a_connection_that_the_server_closes() -> None:
     """It closes those that are not used. Prefect's own client would use them for 25 seconds."""
     async with get_client() as client:
-        pool = client._client._transport._pool
+        pool = client._client._transport.inner._pool
     assert pool._keepalive_expiry <= ServerAPISettings().keepalive_timeout - 2
+
+
+async def test_no_call_meets_the_end_of_a_connection_on_which_another_has_failed() -> None:
+    """Prefect's server closes it. By a client that does not try again."""
+    async with server_that_fails_once() as port:
+        settings = {
+            PREFECT_API_URL: f"http://127.0.0.1:{port}/api",
+            PREFECT_CLIENT_MAX_RETRIES: 0,
+            PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False,
+        }
+        with temporary_settings(settings):
+            async with get_client() as client:
+                assert (await client.hello()).json() == []
 
 
 async def test_another_event_loop_has_a_token_of_its_own() -> None:
