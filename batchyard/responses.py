@@ -178,6 +178,8 @@ def end_of(line: bytes) -> ResponseEnd | None:
         return failed(parsed.custom_id, _code_of(answer.status_code), _message_in(answer))
     try:
         said = _parse_answer(answer.body)
+        # All of it, as its client will get it: a number may be too large to be read.
+        _parse(answer.body)
     except (ValueError, RecursionError):
         return failed(parsed.custom_id, _SERVER_ERROR, "The engine's answer is not a response.")
     if said.status in ANSWERED:
@@ -203,7 +205,7 @@ def _message_in(answer: _HttpAnswer) -> str:
     """The engine's own words: ``error.message``, or ``message`` as older servers have it."""
     try:
         body = _parse(answer.body)
-    except RecursionError:
+    except (ValueError, RecursionError):
         body = None
     for place in (body.get("error"), body) if isinstance(body, dict) else ():
         message = place.get("message") if isinstance(place, dict) else None

@@ -212,7 +212,7 @@ def main() -> None:
             answer: dict[str, Any] = {"body": template.render(variables)}
             frame = write_frame(answer)
         except _TookTooLong:
-            frame = write_frame({"error": "it takes too long"})
+            frame = write_frame({"error": "it takes too long", "is_slow": True})
         except Exception as error:  # noqa: BLE001 - whatever a client's template does
             frame = write_frame({"error": str(error)[:500]})
         finally:

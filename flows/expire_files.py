@@ -13,8 +13,7 @@ from flows.worker import worker_services
 async def expire_files() -> State:
     """Delete expired files, and objects that nothing refers to."""
     async with worker_services() as services:
-        expired = await retention.expire_files(services)
-        swept = await retention.sweep_orphans(services)
+        expired, swept = await retention.clean_up(services)
     return Completed(
         message=f"{expired.files:,} files of {expired.bytes:,} bytes expired, "
         f"{swept.objects:,} objects of {swept.bytes:,} bytes swept"

@@ -23,21 +23,28 @@ if TYPE_CHECKING:
 def read_chain(path: Path | None) -> tuple[Stage, ...]:
     """The stages; none for no file. A ``template_file`` is next to it.
 
-    Raises :class:`~batchyard.errors.RequestRefused`.
+    Raises :class:`~batchyard.errors.RequestRefused`, for a file without a stage too.
     """
     if path is None:
         return ()
     try:
-        asked = tomllib.loads(path.read_text()).get("then")
-        return stages_of([_with_template(path, each) for each in asked or ()])
+        asked = tomllib.loads(path.read_text(encoding="utf-8"))
+        if unknown := sorted(asked.keys() - {"then"}):
+            raise _refused(f"{path} has no '{unknown[0]}': each stage begins with [[then]].")
+        stages = stages_of([_with_template(path, each) for each in asked.get("then", ())])
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise _refused(f"{path} cannot be read as a chain: {error}.") from None
+    if not stages:
+        raise _refused(f"{path} has no stage: each stage begins with [[then]].")
+    return stages
 
 
 def _with_template(path: Path, stage: dict[str, Any]) -> dict[str, Any]:
     stage = dict(stage)
     name = stage.pop("template_file", None)
-    return stage if name is None else {**stage, "template": (path.parent / name).read_text()}
+    if name is None:
+        return stage
+    return {**stage, "template": (path.parent / name).read_text(encoding="utf-8")}
 
 
 def _refused(message: str) -> RequestRefused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
@@ -14,12 +15,13 @@ import uvicorn
 from uvicorn.importer import import_from_string
 from uvicorn.supervisors import Multiprocess
 
-from batchyard.cli.header_deadline import HeaderDeadlineProtocol
+from batchyard.cli.connection_deadlines import DeadlineProtocol
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import services_with_tables
 from batchyard.cli.stoppable import stop_signals
 from batchyard.errors import SettingsError
 from batchyard.logs.setup import logging_config
+from batchyard.orphan import end_with_parent
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 
@@ -103,8 +105,12 @@ def one_of_several() -> FastAPI:
     """The application in one of the processes that share a port; the first process ends them all.
 
     A closed terminal sends SIGHUP to all of them, which would cut off what this one is sending.
+    If the first one is killed, the others would serve for ever, and keep the port from the next.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None or not end_with_parent(parent.pid):
+        raise SystemExit
     application: FastAPI = import_from_string(_APPLICATION)()
     return application
 
@@ -127,7 +133,7 @@ def _serve(listener: socket.socket, workers: int, log: LogSettings) -> None:
     config = uvicorn.Config(
         _APPLICATION if workers == 1 else _ONE_OF_SEVERAL,
         factory=True,
-        http=HeaderDeadlineProtocol,
+        http=DeadlineProtocol,
         workers=workers,
         lifespan="on",
         access_log=False,

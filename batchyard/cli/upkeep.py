@@ -19,8 +19,6 @@ from batchyard.services.storage_mark import mark_if_due
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FILES_AT_ONCE = 1000
-
 
 def reconcile(as_json: Annotated[bool, OBJECT] = False) -> None:
     """Stop overdue batches, clean up after crashed runners, and print what was found."""
@@ -62,21 +60,14 @@ def _found_lines(found: reconciler.Reconciled) -> Iterator[str]:
 
 
 async def _expire_files(as_json: bool) -> None:
-    files = size_bytes = 0
     async with offline_services() as services:
-        while True:
-            expired = await retention.expire_files(services, _FILES_AT_ONCE)
-            files += expired.files
-            size_bytes += expired.bytes
-            if expired.files < _FILES_AT_ONCE:
-                break
-        swept = await retention.sweep_orphans(services)
+        expired, swept = await retention.clean_up(services)
     if as_json:
-        expired_object = {"files_expired": files, "bytes_expired": size_bytes}
+        expired_object = {"files_expired": expired.files, "bytes_expired": expired.bytes}
         print_object({**expired_object, "swept": asdict(swept)})
         return
     typer.echo(
-        f"files expired     {files:,} ({decimal(size_bytes)})\n"
+        f"files expired     {expired.files:,} ({decimal(expired.bytes)})\n"
         f"objects deleted   {swept.objects:,} ({decimal(swept.bytes)})\n"
         f"unfinished files  {swept.unfinished:,}"
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import shutil
 import signal
 import sys
@@ -15,12 +13,12 @@ import msgspec
 from aiohttp import web
 
 from batchyard.exporter.page import make_page
+from batchyard.orphan import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 BIND_AGAIN_SECONDS: Final = 10.0
-_PR_SET_PDEATHSIG: Final = 1
 _CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,7 +39,6 @@ class ExporterOptions(msgspec.Struct, frozen=True):
 
 def run_exporter(options: ExporterOptions) -> None:
     """Serve until the parent ends, and remove the folder then."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     asyncio.run(_serve_until_told(options))
     shutil.rmtree(options.folder, ignore_errors=True)
 
@@ -51,8 +48,8 @@ async def _serve_until_told(options: ExporterOptions) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    if os.getppid() != options.parent:
-        return  # it ended before the kernel was asked to tell
+    if not end_with_parent(options.parent):
+        return
     serving = asyncio.create_task(_serve(options))
     told = asyncio.create_task(stopped.wait())
     await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)

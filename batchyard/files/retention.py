@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from batchyard.errors import RecordNotFound
+from batchyard.errors import RecordNotFound, StorageError
 from batchyard.files.parts import expire_uploads
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
@@ -22,10 +22,10 @@ from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from batchyard.services.services import Services
-    from batchyard.storage.base import ListedObject
+    from batchyard.storage.base import ListedObject, Storage
     from batchyard.store import FileRecord
 
 _IDEMPOTENCY_SECONDS: Final = 2 * DAY_SECONDS
@@ -36,6 +36,8 @@ _STATUS_CHANGES_SECONDS: Final = DAY_SECONDS
 _ROWS_AT_ONCE = 100
 _KEYS_AT_ONCE = 5_000
 _DELETES_AT_ONCE = 32
+_MOST_FAILED: Final = 100
+"""So many objects that cannot be deleted, and the next time goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +61,70 @@ class Swept:
     unfinished: int
 
 
-async def expire_files(services: Services, limit: int = 1000) -> Expired:
-    """Delete up to ``limit`` files past their ``expires_at``, rows and bytes.
+@dataclass(slots=True)
+class _Deletions:
+    """Deletes objects. One that cannot be deleted keeps no other from it."""
 
-    The files of the parts of chains that have ended go too, all of them.
+    storage: Storage
+    failed: list[StorageError] = field(default_factory=list)
+
+    async def delete(self, keys: Sequence[str]) -> int:
+        """Delete the objects; how many it were.
+
+        Raises :class:`~batchyard.errors.StorageUnavailable` and what else may be over by the next
+        time, and the first error once there are many.
+        """
+        count = 0
+        for start in range(0, len(keys), _DELETES_AT_ONCE):
+            ended = await asyncio.gather(
+                *(self.storage.delete(key) for key in keys[start : start + _DELETES_AT_ONCE]),
+                return_exceptions=True,
+            )
+            for error in ended:
+                if error is None:
+                    count += 1
+                elif isinstance(error, StorageError) and not error.is_retriable:
+                    self.failed.append(error)
+                else:
+                    raise error
+            if len(self.failed) >= _MOST_FAILED:
+                self.check()
+        return count
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self.failed:
+            raise self.failed[0]
+
+
+async def clean_up(services: Services) -> tuple[Expired, Swept]:
+    """:func:`expire_files` and :func:`sweep_orphans`, the second also if an object of the first
+    cannot be deleted.
+    """
+    deletions = _Deletions(services.storage)
+    expired = await _expire(services, deletions)
+    swept = await _sweep(services, deletions, DAY_SECONDS)
+    deletions.check()
+    return expired, swept
+
+
+async def expire_files(services: Services) -> Expired:
+    """Delete all files past their ``expires_at``, rows and bytes.
+
+    The files of the parts of chains that have ended go too.
     Uploads whose hour is over go too, idempotency keys of two days ago, deliveries that ended a
     month ago, lengths of answers of which there was none for a month, tunings of a month ago, and
     background responses that ended a month ago. The input of a batch that has not ended stays. Of
     many callers at once each file is counted by one. Raises
     :class:`~batchyard.errors.StorageError`; then the sweep finds what is left.
     """
+    deletions = _Deletions(services.storage)
+    expired = await _expire(services, deletions)
+    deletions.check()
+    return expired
+
+
+async def _expire(services: Services, deletions: _Deletions) -> Expired:
     await expire_uploads(services)
     await services.store.idempotency.prune(_IDEMPOTENCY_SECONDS)
     await services.store.deliveries.prune(_DELIVERIES_SECONDS)
@@ -76,19 +132,18 @@ async def expire_files(services: Services, limit: int = 1000) -> Expired:
     await services.store.lengths.prune(FORGOTTEN_SECONDS)
     await services.store.tunings.prune(TUNING_SECONDS)
     files = size_bytes = objects = 0
-    while files < limit:
-        found = await services.store.files.expired(min(_ROWS_AT_ONCE, limit - files))
+    while found := await services.store.files.expired(_ROWS_AT_ONCE):
         marked = await services.store.files.delete_expired([file.id for file in found])
         gone = [file for file in found if file.id in marked]
         if not gone:
             break
         files += len(gone)
         size_bytes += sum(file.size_bytes for file in gone)
-        objects += await _wipe(services, gone)
+        objects += await _wipe(services, deletions, gone)
     async for gone in _files_of_ended_chains(services):
         files += len(gone)
         size_bytes += sum(file.size_bytes for file in gone)
-        objects += await _wipe(services, gone)
+        objects += await _wipe(services, deletions, gone)
     await services.store.completions.prune()
     await services.store.responses.prune(FILE_LIFETIME_SECONDS)
     return Expired(files, size_bytes, objects)
@@ -124,6 +179,13 @@ async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECO
     :class:`~batchyard.errors.OtherState`, and deletes nothing, where the object store is ahead of
     the database, which then does not know what was written since its backup.
     """
+    deletions = _Deletions(services.storage)
+    swept = await _sweep(services, deletions, older_than_seconds)
+    deletions.check()
+    return swept
+
+
+async def _sweep(services: Services, deletions: _Deletions, older_than_seconds: float) -> Swept:
     await write_mark(services)
     unfinished = 0
     for prefix in (FILES, BATCHES, UPLOADS):
@@ -131,8 +193,7 @@ async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECO
     objects = size_bytes = 0
     for orphans in (_file_orphans, _batch_orphans, _upload_orphans):
         async for found in orphans(services, older_than_seconds):
-            await _delete(services, [each.key for each in found])
-            objects += len(found)
+            objects += await deletions.delete([each.key for each in found])
             size_bytes += sum(each.size_bytes for each in found)
     return Swept(objects, size_bytes, unfinished)
 
@@ -216,24 +277,8 @@ async def _is_over(services: Services, batch_id: str, kept_seconds: float) -> bo
     return await services.store.database.now() - ended_at >= kept_seconds
 
 
-async def _wipe(services: Services, gone: Sequence[FileRecord]) -> int:
+async def _wipe(services: Services, deletions: _Deletions, gone: Sequence[FileRecord]) -> int:
     """Delete the bytes of files that are marked, if no other file has them: how many objects."""
     keys = {file.storage_key for file in gone}
     keys -= await services.store.files.storage_keys(sorted(keys))
-    await _delete(services, sorted(keys))
-    return len(keys)
-
-
-async def _delete(services: Services, keys: Sequence[str]) -> None:
-    for start in range(0, len(keys), _DELETES_AT_ONCE):
-        ended = await asyncio.gather(
-            *(services.storage.delete(key) for key in keys[start : start + _DELETES_AT_ONCE]),
-            return_exceptions=True,
-        )
-        _raise_first(ended)
-
-
-def _raise_first(ended: Iterable[BaseException | None]) -> None:
-    for error in ended:
-        if error is not None:
-            raise error
+    return await deletions.delete(sorted(keys))

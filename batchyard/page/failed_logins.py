@@ -41,11 +41,14 @@ class FailedLogins:
 
 
 def _network(address: str) -> str:
-    """The address; of IPv6 the network of 64 bits, of which one host may have every address."""
+    """The address; of IPv6 the network of 64 bits, of which one host may have every address.
+
+    An IPv4 address may be written as one of IPv6: a proxy that listens on both does so.
+    """
     try:
         found = ip_address(address)
     except ValueError:
         return address
     if isinstance(found, IPv6Address):
-        return found.exploded[:19]
+        return str(found.ipv4_mapped or found.exploded[:19])
     return address

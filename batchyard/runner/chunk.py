@@ -228,7 +228,9 @@ class ChunkRun:
 
     async def _end_early(self, work: asyncio.Task[None]) -> None:
         await self._end(work)
-        # The last request in flight may take an hour: what comes before it must not wait for it.
+        # The last request in flight may take an hour: what comes before it must not wait for it,
+        # nor must other chunks.
+        self.admission.leave()
         flusher = asyncio.create_task(self._flush_while_leaving())
         try:
             await self._leave_window()

@@ -26,6 +26,7 @@ _HEAD_BYTES: Final = 4
 class _Rendered(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw()
     error: str | None = None
+    is_slow: bool = False
 
 
 _decode = msgspec.json.Decoder(_Rendered).decode
@@ -80,7 +81,7 @@ class Renderer:
     def _body_in(self, answer: _Rendered) -> bytes | BodyNotMade:
         if answer.error is None:
             return bytes(answer.body)
-        self._slow += "too long" in answer.error
+        self._slow += answer.is_slow
         return BodyNotMade(answer.error)
 
     async def _start(self) -> ChildProgram:

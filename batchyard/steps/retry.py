@@ -19,6 +19,7 @@ from batchyard.errors import (
 )
 from batchyard.framing import joined
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
 from batchyard.services.places import Places, places_of
 from batchyard.services.quotas import default_quota
@@ -35,6 +36,8 @@ from batchyard.threads import from_thread, in_thread
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from batchyard.body_patch import BodyPatch
     from batchyard.chains import Stage
     from batchyard.services.services import Services
@@ -93,7 +96,10 @@ async def accept_retry(
     options = await _options(services, batch, patch, is_client=caller.tenant is not None)
     receivers = (await services.store.batch_places.locations(batch.id)).receivers
     files = await _files_of(services, batch, choice)
-    file = await _copy_lines(services, batch, files, choice, patch)
+    limits = services.settings.limits.to_limits(of_client=options.public_urls)
+    # Lines that nothing is added to may run again, also after the limit was lowered.
+    most_bytes = max(limits.max_bytes, files.source.size_bytes)
+    file = await _copy_lines(services, batch, files, choice, patch, most_bytes)
     new = NewBatch(
         endpoint=batch.endpoint,
         completion_window=window,
@@ -223,9 +229,19 @@ async def _file(services: Services, batch: BatchRecord, kind: str, file_id: str)
 
 
 async def _copy_lines(
-    services: Services, batch: BatchRecord, files: _Files, choice: LineChoice, patch: BodyPatch
+    services: Services,
+    batch: BatchRecord,
+    files: _Files,
+    choice: LineChoice,
+    patch: BodyPatch,
+    most_bytes: int,
 ) -> NewFile:
-    """Store the lines to retry as a file, durable but not yet recorded."""
+    """Store the lines to retry as a file, durable but not yet recorded.
+
+    What the patch sets is in each line: a mebibyte of it would become many gigabytes. Raises
+    :class:`~batchyard.errors.RequestRefused` for more than ``most_bytes``, and
+    :class:`~batchyard.errors.StorageLimitExceeded`.
+    """
     with os_errors_as_ours(str(services.spool)):
         folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="retry-"))
     try:
@@ -239,9 +255,10 @@ async def _copy_lines(
             lines = lines_of(source)
         else:
             lines = chosen_lines(batch.id, source, errors, output, choice)
-        parts = joined(patch.applied(line) + b"\n" for line in lines)
+        parts = _at_most(most_bytes, joined(patch.applied(line) + b"\n" for line in lines))
         file_id = new_file_id()
-        stored = await services.storage.put(file_key(file_id), from_thread(parts))
+        with arriving(services, batch.tenant) as within_quota:
+            stored = await services.storage.put(file_key(file_id), within_quota(from_thread(parts)))
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
     if not stored.size_bytes:
@@ -256,6 +273,20 @@ async def _copy_lines(
         storage_key=stored.key,
         tenant=batch.tenant,
     )
+
+
+def _at_most(most_bytes: int, parts: Iterable[bytes]) -> Iterator[bytes]:
+    size_bytes = 0
+    for part in parts:
+        size_bytes += len(part)
+        if size_bytes > most_bytes:
+            raise RequestRefused(
+                f"The changed requests would have more than {most_bytes:,} bytes: set less, or "
+                "choose fewer lines.",
+                param="set",
+                code="file_too_large",
+            )
+        yield part
 
 
 async def _local_path(

@@ -141,7 +141,7 @@ def _codes(result: _Result) -> set[str]:
     found = {str(result.response.status_code)}
     try:
         error = _decode_error(result.response.body).error
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return found
     if isinstance(error, dict):
         found |= {str(error[key]) for key in ("code", "type") if error.get(key)}
@@ -151,7 +151,11 @@ def _codes(result: _Result) -> set[str]:
 def _is_bad_answer(line: bytes, result: _Result, choice: LineChoice, check: OutputCheck) -> bool:
     if result.response is None:
         return False
-    answer = _decode_any(result.response.body)
+    try:
+        answer = _decode_any(result.response.body)
+    except (ValueError, RecursionError):
+        # Its JSON is well-formed, but nested too deeply, or a number in it is too large.
+        return choice.invalid_json
     if not choice.finish_reasons.isdisjoint(finish_reasons(answer)):
         return True
     if not choice.invalid_json:

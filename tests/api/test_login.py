@@ -410,6 +410,14 @@ def test_failures_are_forgotten_after_a_while_and_never_fill_the_memory() -> Non
     assert failures.wait_seconds("2001:db8::1") == 0
 
 
+def test_an_address_of_ipv4_counts_by_itself_however_a_proxy_writes_it() -> None:
+    failures = FailedLogins()
+    for _ in range(MOST_FAILURES):
+        failures.note("::ffff:203.0.113.7")
+    assert failures.wait_seconds("203.0.113.7") == WINDOW_SECONDS
+    assert failures.wait_seconds("::ffff:198.51.100.1") == 0
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -138,6 +138,17 @@ def test_a_request_in_the_middle_comes_to_its_end(
     wait_for_end_of_group(process.pid)
 
 
+def test_processes_that_share_a_port_end_with_the_one_that_started_them(
+    start: Start, home: Path
+) -> None:
+    """Otherwise they would serve on with old settings, and its successor would find no port."""
+    process = start("--port", "0", "--workers", "2")
+    client_of(base_url(process), home).close()
+    process.kill()
+    process.wait(_SECONDS)
+    wait_for_end_of_group(process.pid)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_under_nohup_it_outlives_its_terminal(start: Start, home: Path, workers: int) -> None:
     process = start("--port", "0", "--workers", str(workers), at_hangup=signal.SIG_IGN)

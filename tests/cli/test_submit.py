@@ -88,6 +88,17 @@ def test_a_chain_that_cannot_be_read_is_refused(here: Run, tmp_path: Path, text:
     assert all_batches() == []
 
 
+@pytest.mark.parametrize(
+    "text", ['[[stages]]\nmodel = "x"', '[[Then]]\nmodel = "x"', "", "then = []"]
+)
+def test_a_chain_without_a_stage_makes_no_plain_batch(here: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "chain.toml").write_text(text)
+    ended = here(*SUBMIT, "--chain", "chain.toml")
+    assert ended.status == 3
+    assert "each stage begins with [[then]]" in ended.stderr
+    assert all_batches() == []
+
+
 def test_a_submitted_batch_is_in_the_database_and_a_runner_is_woken(
     here: Run, prefect: SmallPrefect, tmp_path: Path
 ) -> None:

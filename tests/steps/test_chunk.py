@@ -378,6 +378,33 @@ async def test_lines_that_finish_after_a_pause_are_durable_before_a_slow_one(yar
         await asyncio.wait([serving])
 
 
+async def test_a_chunk_whose_batch_is_paused_keeps_no_other_from_running(yard: Yard) -> None:
+    """Its last request may take an hour, and its other lines were still to be admitted."""
+    is_slow_begun = asyncio.Event()
+
+    def latency(body: bytes) -> float:
+        if b"slow" not in body:
+            return 0.2
+        is_slow_begun.set()
+        return 3600.0
+
+    yard.use(StubEngine(max_num_seqs=4, latency=latency))
+    paused = await yard.prepared(lines("a slow one", *(f"quick {n}" for n in range(100))))
+    async with Runner(yard.services, MODEL) as runner:
+        serving = asyncio.create_task(runner.serve())
+        await until(is_slow_begun.is_set)
+        await yard.services.store.batch_schedule.pause(paused)
+        await runner._held.look()
+        other = await yard.prepared(lines("a", "b", "c"))
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+            chunks = yard.services.store.chunks
+            while (await chunks.summary(other)).completed < 3:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+        assert yard.engine.running == 1
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
 async def test_a_chunk_that_is_lost_leaves_the_engine_and_its_lease_alone(
     running: Running, yard: Yard
 ) -> None:

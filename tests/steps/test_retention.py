@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.errors import RecordNotFound, StorageUnavailable
-from batchyard.files.retention import Expired, Swept, expire_files, sweep_orphans
+from batchyard.errors import AccessDenied, RecordNotFound, StorageUnavailable
+from batchyard.files.retention import Expired, Swept, clean_up, expire_files, sweep_orphans
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.keys import MARK, file_key, part_key, plan_key, segment_key
 from batchyard.services.segments import put_bytes
 from batchyard.steps.collect import collect_results
 from batchyard.steps.publish import publish_results
+from batchyard.storage.local import LocalStorage
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import NewBatch, NewFile
 from batchyard.wire import new_batch_id, new_file_id, result_file_id
@@ -75,6 +76,11 @@ async def installed_days_ago(yard: Yard, days: int) -> None:
     """The database has known a batch for so long."""
     batch_id = (await yard.services.store.batches.create(NewBatch(endpoint=CHAT))).id
     await yard.services.store.batches.fail(batch_id, [])
+    await let_end_days_ago(yard, batch_id, days)
+
+
+async def let_end_days_ago(yard: Yard, batch_id: str, days: int) -> None:
+    """A batch that has failed did so, and was created, so many days ago."""
 
     async def work(connection: Any) -> None:
         await connection.exec_driver_sql(
@@ -212,14 +218,48 @@ async def test_bytes_that_two_files_share_go_with_the_second(yard: Yard) -> None
     assert (await yard.services.store.files.get(kept.id)) == kept
 
 
-async def test_expiry_goes_on_to_its_limit(yard: Yard) -> None:
+async def test_any_number_of_files_expires_at_once(yard: Yard) -> None:
     yard.services = replace(yard.services, storage=MemoryStorage())
     for n in range(230):
         await record(yard, f"files/{n}")
-    assert (await expire_files(yard.services, limit=210)).files == 210
-    assert await expire_files(yard.services) == Expired(20, 20 * len(CANARY), 20)
+    assert await expire_files(yard.services) == Expired(230, 230 * len(CANARY), 230)
     assert await expire_files(yard.services) == Expired(0, 0, 0)
     assert await keys(yard) == []
+
+
+class Guarded(LocalStorage):
+    """What somebody else has written in our place cannot be deleted."""
+
+    async def delete(self, key: str) -> None:
+        if key.endswith("-foreign"):
+            raise AccessDenied(f"{key} cannot be deleted.")
+        await super().delete(key)
+
+
+async def test_an_object_that_cannot_be_deleted_keeps_no_other_from_it(yard: Yard) -> None:
+    """Neither among those that expire, nor among those that are swept after them."""
+    await installed_days_ago(yard, 100)
+    yard.services = replace(yard.services, storage=Guarded(objects_folder(yard)))
+    await record(yard, "files/0-foreign")
+    for n in range(150):
+        await record(yard, f"files/{n}")
+    batch = await yard.services.store.batches.create(NewBatch(endpoint=CHAT))
+    await put(yard, plan_key(batch.id))
+    written_hours_ago(yard, plan_key(batch.id), 72)
+    await yard.services.store.batches.fail(batch.id, [])
+    await let_end_days_ago(yard, batch.id, 3)
+    with pytest.raises(AccessDenied, match="0-foreign"):
+        await clean_up(yard.services)
+    assert await keys(yard) == ["files/0-foreign"]
+
+
+async def test_many_objects_that_cannot_be_deleted_end_the_attempt(yard: Yard) -> None:
+    yard.services = replace(yard.services, storage=Guarded(objects_folder(yard)))
+    for n in range(250):
+        await record(yard, f"files/{n}-foreign")
+    with pytest.raises(AccessDenied):
+        await expire_files(yard.services)
+    assert len(await yard.services.store.files.expired(1_000)) == 150
 
 
 async def test_each_file_is_expired_by_one_of_two_who_do_it_at_once(yard: Yard) -> None:

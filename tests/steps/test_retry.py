@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import tracemalloc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from batchyard.batch_error import BatchError
+from batchyard.body_patch import BodyPatch
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
     BatchyardError,
@@ -18,6 +20,7 @@ from batchyard.errors import (
     RecordNotFound,
     RequestRefused,
     StorageError,
+    StorageLimitExceeded,
     StoreUnavailable,
 )
 from batchyard.lifecycle import BatchStatus
@@ -26,6 +29,7 @@ from batchyard.services.keys import file_key, segment_key
 from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.retry import RetryCaller, retry_batch
+from batchyard.storage.local import LocalStorage
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import (
     Batches,
@@ -42,11 +46,13 @@ from batchyard.wire import BatchUsage, RequestCounts, new_batch_id
 from tests.steps.conftest import CHAT, Yard, chat_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
     from pathlib import Path
 
+    from batchyard.storage.base import StoredObject
     from batchyard.store import BatchRecord
 
+MIB = 1024**2
 COMPLETED, EXPIRED, CANCELLED = BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED
 
 
@@ -384,6 +390,56 @@ async def test_a_retry_over_the_tenant_s_quota_leaves_no_file(yard: Yard) -> Non
     with pytest.raises(QuotaExceeded):
         await retry_batch(yard.services, first.id)
     assert [key async for key in yard.services.storage.list("")] == before
+
+
+async def whole_files_written(yard: Yard, caller: RetryCaller, error: type[Exception]) -> int:
+    """A retry sets 100 kB in each of 100 lines, and fails so: how many bytes were written."""
+    first = await ended(
+        yard, as_input(lines(100)), error=unanswered_lines(f"id-{n}" for n in range(100))
+    )
+    before = [key async for key in yard.services.storage.list("")]
+    storage = Written(yard.services.settings.home_folder / "objects")
+    yard.services = replace(yard.services, storage=storage)
+    with pytest.raises(error):
+        await retry_batch(
+            yard.services, first.id, patch=BodyPatch.of({"note": "x" * 100_000}, []), caller=caller
+        )
+    assert [key async for key in yard.services.storage.list("")] == before
+    return storage.size_bytes
+
+
+class Written(LocalStorage):
+    """Counts what is put."""
+
+    size_bytes = 0
+
+    async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        async def counted() -> AsyncIterator[bytes]:
+            async for part in parts:
+                self.size_bytes += len(part)
+                yield part
+
+        return await super().put(key, counted())
+
+
+async def test_a_client_s_retry_is_no_larger_than_its_file_may_be(yard: Yard) -> None:
+    """What it sets is in each line: a mebibyte of it would become gigabytes on everybody's disk."""
+    limits = yard.services.settings.limits.model_copy(update={"max_bytes": MIB})
+    yard.set(limits=limits)
+    caller = RetryCaller(tenant="default")
+    assert await whole_files_written(yard, caller, RequestRefused) <= 2 * MIB
+
+
+async def test_a_retry_that_is_too_large_for_the_quota_is_no_longer_written(yard: Yard) -> None:
+    await yard.services.store.tenants.set_quota("default", Quota(max_stored_bytes=MIB))
+    assert await whole_files_written(yard, RetryCaller(), StorageLimitExceeded) <= 4 * MIB
+
+
+async def test_lines_that_are_not_changed_run_again_after_the_limit_was_lowered(yard: Yard) -> None:
+    first = await ended(yard, as_input(lines(3)), error=unanswered_lines(["id-1", "id-2"]))
+    yard.set(limits=yard.services.settings.limits.model_copy(update={"max_bytes": 10}))
+    caller = RetryCaller(tenant="default")
+    assert await retry_batch(yard.services, first.id, caller=caller)
 
 
 async def test_a_retry_whose_acceptance_is_not_known_keeps_its_input(

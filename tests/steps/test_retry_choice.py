@@ -92,6 +92,25 @@ async def test_lines_are_chosen_by_what_became_of_them(
     assert set(content.splitlines()) <= set(as_input(LINES).splitlines())
 
 
+async def test_an_answer_with_a_number_that_is_too_large_ends_no_retry(yard: Yard) -> None:
+    """It is well-formed JSON. Lines that are chosen for other answers run again."""
+    odd = answered("plain", "req_x", 200, b'{"choices": [], "n": 1e400}').line
+    refused = answered("refused", "req_x", 400, b'{"error": {"code": 1e400}}').line
+    first = await ended(
+        yard,
+        as_input(LINES[:3]),
+        output=odd + answer("cut", "[1", "length"),
+        error=refused,
+        target=BatchStatus.COMPLETED,
+    )
+    by_reason = LineChoice(finish_reasons=frozenset({"length"}), codes=frozenset({"x"}))
+    second = await retry_batch(yard.services, first.id, choice=by_reason)
+    assert await input_of(yard, second) == as_input(LINES[1:2])
+    by_json = LineChoice(invalid_json=True)
+    third = await retry_batch(yard.services, first.id, choice=by_json)
+    assert await input_of(yard, third) == as_input(LINES[:2])
+
+
 async def test_a_choice_of_nothing_makes_no_batch_and_leaves_no_file(yard: Yard) -> None:
     first = await mixed(yard)
     before = [key async for key in yard.services.storage.list("")]

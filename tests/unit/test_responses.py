@@ -89,6 +89,22 @@ def test_an_answer_of_the_engine_says_how_the_response_ended(
         assert found == ResponseEnd("resp_1", ResponseStatus.FAILED, ResponseError(*end))
 
 
+ODD_BODIES = {
+    "a number that is too large": b'{"status": "completed", "error": {"message": "x"}, "n": 1e400}',
+    "a number that is too long": b'{"status": "completed", "n": %s}' % (b"1" * 5_000),
+}
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES.keys())
+def test_an_answer_that_cannot_be_read_fails_its_own_response(status: int, body: bytes) -> None:
+    found = end_of(
+        b'{"custom_id":"resp_1","response":{"status_code":%d,"body":%s}}' % (status, body)
+    )
+    assert found is not None
+    assert (found.id, found.status) == ("resp_1", ResponseStatus.FAILED)
+
+
 def test_a_line_without_an_answer_is_a_failure_unless_its_batch_was_cancelled() -> None:
     def end(code: NoAnswerCode) -> ResponseEnd:
         made: ResultLine = unanswered("resp_1", code)

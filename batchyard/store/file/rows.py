@@ -64,3 +64,11 @@ class FileRow(Row, FileRecord, table=True):
 
 
 FILES = FileRow.metadata.tables["files"]
+_IS_THERE = FILES.c.deleted_at.is_(None)
+Index(
+    "ix_files_expires_at",
+    FILES.c.expires_at,
+    FILES.c.id,
+    sqlite_where=_IS_THERE,
+    postgresql_where=_IS_THERE,
+)

@@ -1,7 +1,9 @@
-"""Connections that send no request, or half of one, do not stay open."""
+"""Connections that send no request, or half of one, or read no answer, do not stay open."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -10,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 
-from batchyard.cli import header_deadline
-from batchyard.cli.header_deadline import HeaderDeadlineProtocol
+from batchyard.cli import connection_deadlines
+from batchyard.cli.connection_deadlines import DeadlineProtocol
 from batchyard.cli.serve import _serve, listening
 from batchyard.settings import LogSettings
 from tests.patience import PATIENCE
@@ -21,21 +23,51 @@ if TYPE_CHECKING:
 
 LIMIT = 0.4
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+GET_LARGE = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
 
 
-async def app(_scope: dict[str, Any], receive: Any, send: Any) -> None:
+LARGE = 64 * 1024**2
+answers_ended = threading.Semaphore(0)
+"""Of large ones, however they ended."""
+
+
+async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     while (await receive()).get("more_body"):
         pass
+    if scope["path"] == "/large":
+        await send_large(receive, send)
+        return
     headers = [(b"content-length", b"2")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"ok"})
 
 
+async def send_large(receive: Any, send: Any) -> None:
+    """As Starlette does it: until the client is gone."""
+    length = b"%d" % LARGE
+    headers = [(b"content-length", length)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def blocks() -> None:
+        # The second waits until the first is read.
+        for body, more in ((b"x" * (LARGE - 1), True), (b"x", False)):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    sending = asyncio.create_task(blocks())
+    leaving = asyncio.create_task(receive())
+    await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
+    for task in (sending, leaving):
+        task.cancel()
+    await asyncio.wait([sending, leaving])
+    answers_ended.release()
+
+
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(header_deadline, "HEADER_SECONDS", LIMIT)
-    config = uvicorn.Config(app, http=HeaderDeadlineProtocol, lifespan="off", log_level="warning")
+    monkeypatch.setattr(connection_deadlines, "HEADER_SECONDS", LIMIT)
+    monkeypatch.setattr(connection_deadlines, "READ_SECONDS", LIMIT)
+    config = uvicorn.Config(app, http=DeadlineProtocol, lifespan="off", log_level="warning")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -113,10 +145,34 @@ def test_a_slow_body_is_not_its_business(connection: socket.socket) -> None:
     read_answer(connection)
 
 
-def test_the_api_is_served_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_nobody_reads_is_given_up(connection: socket.socket) -> None:
+    """Its client does not even leave."""
+    connection.sendall(GET_LARGE)
+    assert answers_ended.acquire(timeout=PATIENCE * 20 * LIMIT)
+    received = 0
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(1024**2):
+            received += len(part)
+    assert received < LARGE
+
+
+def test_an_answer_that_is_read_slowly_comes_to_its_end(connection: socket.socket) -> None:
+    connection.sendall(GET_LARGE)
+    received, began = 0, time.monotonic()
+    while received < LARGE:
+        part = connection.recv(1024**2)
+        assert part, received
+        received += len(part)
+        time.sleep(LIMIT / 20)
+    assert time.monotonic() - began > 2 * LIMIT
+    assert answers_ended.acquire(timeout=PATIENCE * 20 * LIMIT)
+
+
+def test_the_api_is_served_with_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[uvicorn.Config] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, **_: configs.append(self.config))
     with listening("127.0.0.1", 0) as listener:
         _serve(listener, 1, LogSettings())
-    assert configs[0].http is HeaderDeadlineProtocol
-    assert header_deadline.HEADER_SECONDS <= 60
+    assert configs[0].http is DeadlineProtocol
+    assert connection_deadlines.HEADER_SECONDS <= 60
+    assert connection_deadlines.READ_SECONDS <= 60

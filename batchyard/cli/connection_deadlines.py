@@ -1,4 +1,5 @@
-"""Connections that uvicorn would keep: those that send no request, and those that stream for long.
+"""Connections that uvicorn would keep: those that send no request, those whose client does not
+read its answer, and those that stream for long.
 
 Its own keep-alive limit begins after the first answer and ends with the first byte after it.
 """
@@ -17,12 +18,19 @@ if TYPE_CHECKING:
 
 HEADER_SECONDS = 20.0
 """For the whole header, from the connection or, behind another request, from its first byte."""
+READ_SECONDS = 60.0
+LEAST_READ_BYTES = 60 * 1024
+"""So much of an answer is to be read in :data:`READ_SECONDS`: as slowly as a body may be sent.
+
+An answer that nobody reads keeps a block of its file, a buffer and two descriptors.
+"""
 
 
-class HeaderDeadlineProtocol(H11Protocol):
-    """uvicorn's, with a limit on the time that a request's header may take."""
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's, with limits on the time that a request's header and the reader may take."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # uvicorn's
         """Start the time limit of the first header."""
@@ -38,9 +46,20 @@ class HeaderDeadlineProtocol(H11Protocol):
             self._expect_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the time limit."""
+        """End the time limits."""
         self._stop_expecting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start to watch whether the client reads what is in the buffer."""
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        """The client has read it."""
+        self._stop_watching()
+        super().resume_writing()
 
     def shutdown(self) -> None:
         """Tell a request that would go on for long that the server stops, if it has asked for that.
@@ -61,6 +80,22 @@ class HeaderDeadlineProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _watch_reading(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(READ_SECONDS, self._abort_unless_read, unread)
+
+    def _stop_watching(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _abort_unless_read(self, unread_before: int) -> None:
+        if unread_before - self.transport.get_write_buffer_size() >= LEAST_READ_BYTES:
+            self._watch_reading()
+        else:
+            # To close it would wait until the client has read the rest.
+            self.transport.abort()
 
     def _close_if_idle(self) -> None:
         self._deadline = None
