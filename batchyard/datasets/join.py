@@ -48,47 +48,46 @@ _decode = msgspec.json.Decoder().decode
 def main(job: JoinJob) -> None:
     """Raises :class:`Refused`, and ``OSError``."""
     columns = _COLUMNS | (_EMBEDDING if job.has_embeddings else {})
-    rows = schema_of(Path(job.rows)) if job.rows is not None else pa.schema([])
-    if _CUSTOM_ID in rows.names:
+    of_rows = schema_of(Path(job.rows)) if job.rows is not None else pa.schema([])
+    if _CUSTOM_ID in of_rows.names:
         # The row's own is the same.
         columns = {name: kind for name, kind in columns.items() if name != _CUSTOM_ID}
-    names = _free_names(columns, rows.names)
-    schema = pa.schema([*rows, *(pa.field(names[name], columns[name]) for name in columns)])
-    parts = _Parts(job, rows)
+    names = _free_names(columns, of_rows.names)
+    schema = pa.schema([*of_rows, *(pa.field(names[name], columns[name]) for name in columns)])
+    of_results = pa.schema(columns)
+    rows = _Rows(job, of_rows)
     with RowsWriter(Path(TABLE_FILE), schema) as table:
-        for results in _results(job):
-            of_rows = parts.take(len(results))
-            made = [
-                pa.array([each.get(name) for each in results], kind)
-                for name, kind in columns.items()
-            ]
-            table.add(pa.RecordBatch.from_arrays([*of_rows, *made], schema=schema))
-    parts.check_end()
+        for part in _results(job):
+            results = pa.RecordBatch.from_pylist(part, of_results)
+            for piece in rows.joined_to(results):
+                table.add(pa.RecordBatch.from_arrays(piece, schema=schema))
+    rows.check_end()
 
 
-class _Parts:
-    """The rows, as many at a time as there are results."""
+class _Rows:
+    """The rows, in the pieces in which they are read: together they may not fit into memory."""
 
     def __init__(self, job: JoinJob, schema: pa.Schema) -> None:
-        self._schema = schema
         self._batches = iter(()) if job.rows is None else read_rows([Path(job.rows)], schema)
         self._rest: pa.RecordBatch | None = None
         self._has_rows = job.rows is not None
 
-    def take(self, number: int) -> list[Any]:
-        """The columns of the next ``number`` rows."""
+    def joined_to(self, results: pa.RecordBatch) -> Iterator[list[Any]]:
+        """The columns of the next rows and those of their results, a piece at a time.
+
+        Raises :class:`Refused` where there are fewer rows than results.
+        """
         if not self._has_rows:
-            return []
-        taken = []
-        while number:
-            batch = self._rest if self._rest is not None else next(self._batches, None)
-            if batch is None:
+            yield results.columns
+            return
+        while results.num_rows:
+            rows = self._rest if self._rest is not None else next(self._batches, None)
+            if rows is None:
                 raise _changed()
-            taken.append(batch.slice(0, number))
-            self._rest = batch.slice(number) if batch.num_rows > number else None
-            number -= taken[-1].num_rows
-        joined = pa.Table.from_batches(taken, self._schema).combine_chunks().to_batches()
-        return joined[0].columns if joined else []
+            number = min(rows.num_rows, results.num_rows)
+            self._rest = rows.slice(number) if rows.num_rows > number else None
+            yield [*rows.slice(0, number).columns, *results.slice(0, number).columns]
+            results = results.slice(number)
 
     def check_end(self) -> None:
         """Refuse rows without a line."""

@@ -128,11 +128,11 @@ def _parquet(path: Path) -> Generator[Any]:
     # Pages as they are needed, not whole row groups.
     with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, pre_buffer=False) as file:
         yield file.schema_arrow
-        groups = (file.metadata.row_group(each) for each in range(file.num_row_groups))
-        size_bytes = sum(group.total_byte_size for group in groups)
-        rows = file.metadata.num_rows
-        size = max(1, min(_ROWS, _BATCH_BYTES * rows // max(1, size_bytes)))
-        yield from file.iter_batches(size, use_threads=False)
+        for number in range(file.num_row_groups):
+            # Of each by itself: rows of one may be far larger than those of another.
+            group = file.metadata.row_group(number)
+            size = _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)
+            yield from file.iter_batches(max(1, min(_ROWS, size)), [number], use_threads=False)
 
 
 class RowsWriter:

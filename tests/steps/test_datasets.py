@@ -6,14 +6,15 @@ import asyncio
 import datetime
 import decimal
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchyard.datasets import join, process
-from batchyard.datasets.jobs import ProcessLimits, RenderJob
+from batchyard.datasets import join, process, tables
+from batchyard.datasets.jobs import TABLE_FILE, JoinJob, ProcessLimits, RenderJob
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import DatasetRefused, InputRefused, RequestRefused
 from batchyard.lifecycle import BatchStatus
@@ -28,6 +29,7 @@ from tests.steps.conftest import CHAT, Yard
 from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TEMPLATE = """
@@ -466,6 +468,47 @@ async def test_a_table_knows_bad_lines_by_their_places(yard: Yard) -> None:
         *(None, "duplicate_custom_id"),
         *("invalid_request", None),
     ]
+
+
+@pytest.fixture
+def arrow_memory() -> Iterator[pa.MemoryPool]:
+    """What Arrow allocates in this test. Others use another pool."""
+    before, pool = pa.default_memory_pool(), pa.system_memory_pool()
+    pa.set_memory_pool(pool)
+    yield pool
+    pa.set_memory_pool(before)
+
+
+def test_a_table_of_large_rows_needs_memory_for_a_few_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrow_memory: pa.MemoryPool
+) -> None:
+    """Though 1,024 rows are larger than that, and other rows are small."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tables, "_BATCH_BYTES", 2**20)
+    monkeypatch.setattr(tables, "_GROUP_BYTES", 2**21)
+    pictures = [os.urandom(2**16 if n < 500 or n >= 20_500 else 10) for n in range(21_000)]
+    with tables.RowsWriter(tmp_path / "rows.parquet", pa.schema({"picture": pa.binary()})) as rows:
+        for start in range(0, len(pictures), 20):
+            rows.add(pa.record_batch({"picture": pictures[start : start + 20]}))
+    ids = [f"row-{n}" for n in range(len(pictures))]
+    lines = "".join(f'{{"custom_id":"{each}"}}\n' for each in ids)
+    (tmp_path / "lines.jsonl").write_text(lines)
+    results = b"".join(answered(each, "req_1", 200, b"{}").line for each in ids)
+    (tmp_path / "output.jsonl").write_bytes(results)
+    join.main(
+        JoinJob(
+            lines="lines.jsonl",
+            output="output.jsonl",
+            error=None,
+            rows="rows.parquet",
+            has_embeddings=False,
+        )
+    )
+    assert arrow_memory.max_memory() < 12 * 2**20
+    found = pq.read_table(TABLE_FILE)
+    assert found["picture"].to_pylist() == pictures
+    assert found["custom_id"].to_pylist() == ids
+    assert pq.read_metadata(TABLE_FILE).num_row_groups < 100
 
 
 async def test_a_line_of_another_file_cannot_say_that_it_was_rendered(yard: Yard) -> None:
