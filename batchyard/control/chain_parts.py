@@ -172,7 +172,6 @@ def _batch_of(chain: BatchRecord, stage: Stage, file_id: str, now: float) -> New
         completion_window=chain.completion_window,
         # No later, or at times it would be in another class of urgency.
         window_seconds=max(0, chain.expires_at - int(now)),
-        priority=chain.priority,
         options=options,
         output_lifetime_seconds=chain.output_lifetime_seconds,
         part_of=chain.id,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.engine.base import EngineAnswer, EngineRequest
     from batchyard.storage.base import Storage
     from batchyard.store import BatchRecord
 
@@ -173,6 +174,50 @@ async def test_a_stage_starts_before_the_one_before_has_ended(yard: Yard) -> Non
     assert sum(each.lines for each in parts) == batch.counts.completed == 60
     # In another class of urgency they would wait for all of the first stage.
     assert all(abs(each.batch.expires_at - batch.expires_at) < 10 for each in parts)
+
+
+class HeldEngine(StubEngine):
+    """Answers nothing until ``may_answer`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(max_num_seqs=8)
+        self.may_answer = asyncio.Event()
+        self.asked = 0
+
+    async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+        self.asked += 1
+        await self.may_answer.wait()
+        return await super().answer(request, timeout_seconds=timeout_seconds)
+
+
+async def test_what_a_paused_chain_hands_on_waits_with_it(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in the engine makes full parts, which are not kept in memory."""
+    monkeypatch.setattr(chain_parts, "MOST_LINES", 1)
+    engine, store = HeldEngine(), yard.services.store
+    yard.use(engine)
+    async with working(yard):
+        batch_id = await yard.create(lines(8), then=(JUDGE,))
+
+        async def are_all_asked() -> bool:
+            return engine.asked == 8
+
+        async def are_all_handed_on() -> bool:
+            parts = await store.chains.summaries(batch_id)
+            began = [each for each in parts if each.batch.status is not BatchStatus.VALIDATING]
+            return sum(each.lines for each in began) == 8
+
+        await until(are_all_asked)
+        paused = await store.batch_schedule.pause(batch_id)
+        engine.may_answer.set()
+        await until(are_all_handed_on)
+        parts = await store.chains.summaries(batch_id)
+        assert {each.batch.paused_at for each in parts} == {paused.paused_at}
+        assert engine.asked == 8
+        await store.batch_schedule.unpause(batch_id)
+        batch = await ended(yard, batch_id)
+    assert (batch.status, batch.counts.completed, engine.asked) == (BatchStatus.COMPLETED, 8, 16)
 
 
 async def test_its_tenant_sees_and_pays_for_one_batch(yard: Yard) -> None:

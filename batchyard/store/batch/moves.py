@@ -49,21 +49,21 @@ async def insert_batch(
     connection: AsyncConnection,
     new: NewBatch,
     input_file: NewFile | None = None,
-    lease: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
 ) -> None:
     """Record a new batch, ``validating``, within a transaction, perhaps another aggregate's.
 
-    ``input_file`` as for :meth:`.Batches.create`. ``lease``: the values of its lease's columns;
-    None: it has no owner.
+    ``input_file`` as for :meth:`.Batches.create`. ``others``: the values of columns of its lease
+    and of its schedule; without them it has no owner, and is not paused.
     """
     now = await read_seconds(connection)
+    values = {**new.values(), **(others or {})}
     await connection.execute(
         insert(BATCHES).values(
             status=BatchStatus.VALIDATING,
             created_at=now,
             expires_at=now + new.window_seconds,
-            **new.values(),
-            **(lease or {}),
+            **values,
         )
     )
     if input_file is not None:

@@ -106,13 +106,18 @@ class Chains(Aggregate):
     ) -> None:
         """Record a part with its batch and its input file, whose bytes are durable.
 
-        Raises :class:`~batchyard.errors.TransitionConflict` where the chain no longer runs.
+        The batch gets the chain's priority, and is paused if the chain is. Raises
+        :class:`~batchyard.errors.TransitionConflict` where the chain no longer runs.
         """
         await check_epoch(connection, part.chain_id, epoch)
-        status = select(BATCHES.c.status).where(BATCHES.c.id == part.chain_id)
-        if (await connection.execute(status)).scalar_one() != BatchStatus.IN_PROGRESS:
+        # The chain's row is locked now: a later change of its schedule finds the part.
+        columns = (BATCHES.c.status, BATCHES.c.priority, BATCHES.c.paused_at)
+        found = await connection.execute(select(*columns).where(BATCHES.c.id == part.chain_id))
+        chain = found.one()
+        if chain.status != BatchStatus.IN_PROGRESS:
             raise TransitionConflict(f"{part.chain_id} no longer runs.")
-        await insert_batch(connection, batch, file)
+        own = {"priority": chain.priority, "paused_at": chain.paused_at}
+        await insert_batch(connection, batch, file, own)
         await connection.execute(insert(PARTS).values(**part.model_dump()))
 
     @writes

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from batchyard.chains import Stage
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.store import BatchRecord, ChainPart, NewFile, Store
+from batchyard.store import BatchRecord, ChainPart, NewFile, Store, open_store
+from batchyard.store.chain import chains
 from tests.contract.store.outbox_samples import endpoint
 from tests.contract.store.samples import begin, finish, new_batch, new_file
 
 STAGE = Stage("/v1/embeddings", "{}")
+LOCKED_SECONDS = 0.5
+"""Somebody who has not come through after so long waits for a lock."""
 
 
 async def begun_chain(store: Store) -> BatchRecord:
@@ -77,6 +83,40 @@ async def test_what_steers_a_chain_steers_its_parts(store: Store) -> None:
     await store.batch_schedule.pause(chain.id)
     found = await store.batches.get(part)
     assert (found.priority, found.paused_at is not None) == (7, True)
+
+
+async def test_a_new_part_is_steered_as_its_chain_is_by_now(store: Store) -> None:
+    """Whoever makes it need not know."""
+    chain = await begun_chain(store)
+    await store.batch_schedule.set_priority(chain.id, 7)
+    paused = await store.batch_schedule.pause(chain.id)
+    part = await part_of(store, chain)
+    found = await store.batches.get(part)
+    assert found.paused_at is not None
+    assert (found.priority, found.paused_at) == (7, paused.paused_at)
+    await store.batch_schedule.unpause(chain.id)
+    parts = [part, await part_of(store, chain)]
+    assert [(await store.batches.get(each)).paused_at for each in parts] == [None, None]
+
+
+async def test_a_chain_that_is_paused_while_it_gets_a_part_pauses_the_part_too(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pausing: list[asyncio.Task[BatchRecord]] = []
+    insert_batch = chains.insert_batch
+    async with open_store(database_url) as store, open_store(database_url) as other:
+        chain = await begun_chain(store)
+
+        async def insert_later(*args: Any) -> None:
+            # Between what was read of the chain and what is written.
+            pausing.append(asyncio.create_task(other.batch_schedule.pause(chain.id)))
+            await asyncio.wait(pausing, timeout=LOCKED_SECONDS)
+            await insert_batch(*args)
+
+        monkeypatch.setattr(chains, "insert_batch", insert_later)
+        part = await part_of(store, chain)
+        await asyncio.gather(*pausing)
+        assert (await store.batches.get(part)).paused_at is not None
 
 
 async def test_nobody_is_told_of_a_parts_end(store: Store) -> None:
