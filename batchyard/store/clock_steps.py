@@ -1,14 +1,18 @@
 """The database's clock was set back: what was written before then is dated in the future.
 
 The leases of processes that have ended since would last for hours, the runners among them would
-count as alive, and no other process would take over their batches.
+count as alive, and no other process would take over their batches. The tenant that is served next
+would be served for hours before all others, and what waited for its turn would wait for longer.
+
+Some moments stay as they are: what users were shown (when a batch was created, ended or paused),
+deadlines that they were promised, and what is only deleted or forgotten later than planned.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import case, func, select, update
 
 from batchyard.intervals import BATCH_LEASE_SECONDS
 from batchyard.lifecycle import UNFINISHED
@@ -19,12 +23,18 @@ from batchyard.store.clock import clock
 from batchyard.store.delivery.rows import DELIVERIES
 from batchyard.store.leases import LEASES, claim_name
 from batchyard.store.leasing import is_free
+from batchyard.store.response.rows import RESPONSES
+from batchyard.store.runner.rates import RateRow
 from batchyard.store.runner.runners import RunnerRow
+from batchyard.store.storage_mark import StorageMarkRow
+from batchyard.store.tenant.tenants import TENANTS
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 _RUNNERS = RunnerRow.metadata.tables["runners"]
+_RATES = RateRow.metadata.tables["rates"]
+_STORAGE_MARK = StorageMarkRow.metadata.tables["storage_mark"]
 _COMING: Final = (
     BATCHES.c.lease_expires_at,
     CHUNKS.c.lease_expires_at,
@@ -34,6 +44,17 @@ _COMING: Final = (
     LEASES.c.lease_expires_at,
 )
 """Moments that are some time ahead when they are written, and that processes wait for."""
+_PAST: Final = (
+    _RUNNERS.c.heartbeat_at,
+    _RUNNERS.c.started_at,
+    _RUNNERS.c.ready_at,
+    _RATES.c.measured_at,
+    _STORAGE_MARK.c.looked_at,
+    RESPONSES.c.created_at,
+    # After chunks: a claim locks its tenant's row last, too.
+    TENANTS.c.served_at,
+)
+"""Moments that have come when they are written, and that an age or an order is told by."""
 _TURN: Final = "clock-set-back"
 
 
@@ -63,12 +84,14 @@ class ClockSteps(Aggregate):
         seconds = float(max([0.0, *(each for each in ahead.one() if each is not None)]))
         if seconds < least_seconds or not await self._is_our_turn(connection, least_seconds):
             return 0.0
-        await connection.execute(
-            update(_RUNNERS).where(heartbeat > clock()).values(heartbeat_at=heartbeat - seconds)
-        )
         for moment in _COMING:
             earlier = update(moment.table).where(moment > clock() + least_seconds)
             await connection.execute(earlier.values({moment: moment - seconds}))
+        for moment in _PAST:
+            # What was written after the last heartbeat would still be ahead of the clock.
+            then = case((moment - seconds > clock(), clock()), else_=moment - seconds)
+            earlier = update(moment.table).where(moment > clock())
+            await connection.execute(earlier.values({moment: then}))
         return seconds
 
     async def _is_our_turn(self, connection: AsyncConnection, seconds: float) -> bool:

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from batchyard.intervals import BATCH_LEASE_SECONDS
-from batchyard.store import RunnerKind, open_store
+from batchyard.store import NewResponse, RunnerKind, open_store
 from batchyard.store.clock import clock
 from batchyard.store.clock_steps import _COMING, _RUNNERS
-from tests.contract.store.samples import MODEL, begun_batch
+from tests.contract.store.samples import MODEL, NO_LIMIT, begun_batch
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 
 HOURS = 7200.0
 LEASE_SECONDS = 60.0
-MOMENTS = [*_COMING, _RUNNERS.c.heartbeat_at]
+_TABLES = _RUNNERS.metadata.tables
+PAST = [
+    _RUNNERS.c.heartbeat_at,
+    _RUNNERS.c.started_at,
+    _RUNNERS.c.ready_at,
+    _TABLES["rates"].c.measured_at,
+    _TABLES["storage_mark"].c.looked_at,
+    _TABLES["responses"].c.created_at,
+    _TABLES["tenants"].c.served_at,
+]
+"""Listed once more: what the product forgets must be set back all the same."""
+MOMENTS = [*_COMING, *PAST]
 
 
 async def hold_everything(store: Store, lease_seconds: float = LEASE_SECONDS) -> None:
@@ -36,6 +47,33 @@ async def hold_everything(store: Store, lease_seconds: float = LEASE_SECONDS) ->
         model=MODEL, owner="gone", lease_seconds=lease_seconds, limit=1, batch_id=batch.id
     )
     await store.leases.claim("scheduler", "gone", lease_seconds)
+
+
+async def write_what_an_age_or_an_order_is_told_by(store: Store) -> None:
+    runner = await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model=MODEL)
+    await store.runners.ready(runner.id)
+    await store.rates.record(MODEL, "gpu", tokens_per_second=9.0)
+    await store.storage_mark.take_turn(60)
+    response = NewResponse(
+        id="resp_1",
+        tenant="a",
+        model=MODEL,
+        completion_window="soonest",
+        window_seconds=60,
+        given=b"{}",
+        token_estimate=1,
+        line=b"{}",
+    )
+    await store.responses.create(response, quota=NO_LIMIT)
+
+
+async def tenants_served(store: Store, times: int) -> list[str]:
+    """Whose chunks were claimed, one after the other."""
+    tenants = []
+    for _ in range(times):
+        (lease,) = await store.chunks.claim(model=MODEL, owner="a", lease_seconds=LEASE_SECONDS)
+        tenants.append((await store.batches.get(lease.batch_id)).tenant)
+    return tenants
 
 
 async def set_back(store: Store, seconds: float) -> None:
@@ -81,6 +119,42 @@ async def test_leases_from_before_last_as_long_as_they_did_before(store: Store) 
     assert after == pytest.approx(before, abs=5)
     assert sum(moment is not None and moment > 0 for moment in after.values()) == 3
     assert await store.runners.lose(-1)
+
+
+async def test_ages_and_orders_are_told_as_before(store: Store) -> None:
+    await hold_everything(store)
+    await write_what_an_age_or_an_order_is_told_by(store)
+    before = await latest(store)
+    assert all(before[str(moment)] is not None for moment in PAST)
+    await set_back(store, HOURS)
+    assert await store.clock_steps.make_up_for(LEASE_SECONDS) == pytest.approx(HOURS, abs=5)
+    assert await latest(store) == pytest.approx(before, abs=5)
+    (waiting,) = await store.responses.waiting()
+    assert waiting.oldest_seconds >= 0
+
+
+async def test_tenants_go_on_taking_turns(store: Store) -> None:
+    """Nobody is served alone until the clock is where it was."""
+    await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model=MODEL)
+    tenants = ["a", "b", "c"]
+    for tenant in tenants:
+        await begun_batch(store, chunks=8, tenant=tenant)
+    assert sorted(await tenants_served(store, 3)) == tenants
+    await set_back(store, HOURS)
+    await store.clock_steps.make_up_for(LEASE_SECONDS)
+    assert sorted(await tenants_served(store, 6)) == sorted(2 * tenants)
+
+
+async def test_a_machines_next_runners_are_its_newest(store: Store) -> None:
+    """One that served before the clock was set back does not hide those that have failed since."""
+    where = {"model": MODEL, "pool": "gpu", "machine": "gpu-c"}
+    served = await store.runners.register(kind=RunnerKind.CHUNKS, **where)
+    await store.runners.ready(served.id)
+    await store.runners.retire(served.id, answered=1)
+    await set_back(store, HOURS)
+    await store.clock_steps.make_up_for(LEASE_SECONDS)
+    await store.runners.fail(**where, flow_run_id="run-1", message="no GPU")
+    assert (await store.runners.failures(**where)).count == 1
 
 
 async def test_a_batch_that_is_leased_for_hours_shows_it_as_well(store: Store) -> None:
