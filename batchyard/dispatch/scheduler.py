@@ -351,6 +351,8 @@ class RunnerScheduler:
         draining = {row.flow_run_id for row in rows if row.status is RunnerStatus.DRAINING}
         for watch in self._watches.values():
             watch.runs -= draining
+            # If the clock was set back, the model would wait until this moment comes again.
+            watch.served_at = watch.served_at and min(watch.served_at, now)
         for pool in pools.values():
             for run in pool.active:
                 watch_of = self._watches.get(run.model or "")

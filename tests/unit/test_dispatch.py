@@ -1537,6 +1537,33 @@ async def test_a_clock_that_is_set_back_lets_lost_flow_runs_be_ended(
     assert prefect.states()[0] == "CRASHED"
 
 
+async def test_a_clock_that_is_set_back_keeps_no_model_from_its_turn(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two models take turns in one place; the one that waits was served before."""
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    pass_time(monkeypatch, store, 3600)
+    await looking.look()
+    row = await announce(prefect, store)
+    await begun_batch(store, model="llama")
+    for _ in range(2):
+        await looking.look()
+    await store.runners.retire(row.id)
+    prefect.put("COMPLETED")
+    await looking.look()
+    assert [run["name"] for run in prefect.runs] == [MODEL, "llama"]
+    row = await announce(prefect, store)
+    pass_time(monkeypatch, store, 0)
+    for _ in range(2):
+        await looking.look()
+    assert await store.runners.heartbeat(row.id) is RunnerStatus.DRAINING
+
+
 async def test_that_every_engine_slot_is_taken_is_no_failure(
     api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
 ) -> None:

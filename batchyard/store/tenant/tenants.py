@@ -246,12 +246,14 @@ async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: 
     control. Raises :class:`~batchyard.errors.BatchRateExceeded`.
     """
     now = await read_seconds(connection)
-    lately = (seen_by(tenant), BATCHES.c.created_at > now - HOUR_SECONDS)
+    created_at = BATCHES.c.created_at
+    # Batches from before the clock was set back are dated in the future, and would count for hours.
+    lately = (seen_by(tenant), created_at > now - HOUR_SECONDS, created_at <= now)
     made = (await connection.execute(select(func.count()).where(*lately))).scalar_one()
     if made < batches_per_hour:
         return
     # The next batch is possible when enough of these are more than an hour old.
-    leaving = select(BATCHES.c.created_at).where(*lately).order_by(BATCHES.c.created_at)
+    leaving = select(created_at).where(*lately).order_by(created_at)
     found = await connection.execute(leaving.offset(made - batches_per_hour).limit(1))
     leaves_at = (found.scalar_one_or_none() or now) + HOUR_SECONDS
     raise BatchRateExceeded(

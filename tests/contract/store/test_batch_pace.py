@@ -29,6 +29,17 @@ async def test_one_more_than_the_limit_is_refused_until_the_oldest_is_an_hour_ol
     await store.batches.create(new_batch(), batches_per_hour=2)
 
 
+async def test_batches_from_before_the_clock_was_set_back_leave_room_for_others(
+    store: Store,
+) -> None:
+    batch = await store.batches.create(new_batch(), batches_per_hour=1)
+    await rewrite(store, batch.id, created_at=batch.created_at + 7200)
+    await store.batches.create(new_batch(), batches_per_hour=1)
+    with pytest.raises(BatchRateExceeded) as caught:
+        await store.batches.create(new_batch(), batches_per_hour=1)
+    assert caught.value.retry_after_seconds <= 3600
+
+
 async def test_each_tenant_has_a_pace_of_its_own(store: Store) -> None:
     await store.batches.create(new_batch(tenant="a"), batches_per_hour=1)
     await store.batches.create(new_batch(tenant="b"), batches_per_hour=1)
