@@ -58,6 +58,7 @@ class EmailChannel:
         return GivenUp(
             delivery_id=about.id,
             batch_id=about.batch_id,
+            response_id=about.response_id,
             event_type=about.event_type,
             endpoint_id=about.endpoint_id,
             host=await self._host_of(about),

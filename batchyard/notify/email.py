@@ -88,6 +88,9 @@ class GivenUp:
     delivery_id: str
     """Of the webhook, not of the e-mail about it."""
     batch_id: str
+    """Empty for an event of a response."""
+    response_id: str | None = None
+    """The background response that has ended."""
     event_type: str
     endpoint_id: str | None
     """None: it was the batch's own webhook."""
@@ -105,9 +108,11 @@ def given_up_email(given_up: GivenUp, *, to: str, sender: str, delivery_id: str)
 
     ``delivery_id`` is the e-mail's own. Raises ``ValueError`` for an address that is not one.
     """
-    subject = f"Webhook failed: {given_up.batch_id}"
+    response_id = given_up.response_id
+    ended = f"batch {given_up.batch_id}" if response_id is None else f"response {response_id}"
+    subject = f"Webhook failed: {response_id or given_up.batch_id}"
     content = _Content(
-        f"The event {given_up.event_type} of batch {given_up.batch_id} could not be delivered, "
+        f"The event {given_up.event_type} of {ended} could not be delivered, "
         "and is not tried again."
     )
     content.table(
@@ -125,6 +130,11 @@ def given_up_email(given_up: GivenUp, *, to: str, sender: str, delivery_id: str)
     content.code([f"batchyard deliveries replay {given_up.delivery_id}"])
     content.heading("See each attempt")
     content.code([f"batchyard deliveries show {given_up.delivery_id}"])
+    if response_id is not None:
+        content.heading("See which others failed")
+        content.paragraph("There is at most one e-mail a day about responses and this endpoint.")
+        endpoint = f"--endpoint {given_up.endpoint_id}"
+        content.code([f"batchyard deliveries list {endpoint} --status failed"])
     return _message(subject, content, to, sender, delivery_id)
 
 

@@ -36,6 +36,7 @@ from batchyard.store import (
     NewBatch,
 )
 from tests.contract.store.outbox_samples import raw_rows
+from tests.contract.store.samples import NO_LIMIT, new_response
 from tests.services.receiver import Reply, running_receiver
 from tests.services.smtp import running_mail_server
 from tests.steps.conftest import chat_line
@@ -228,6 +229,24 @@ async def test_after_the_last_attempt_the_owner_gets_an_email(
     assert body is not None
     assert given_up.id in body.get_content()
     assert b"hunter2" not in server.mails[1].content
+
+
+async def test_an_owner_gets_an_email_about_a_response_too(yard: Yard, receiver: Receiver) -> None:
+    store = yard.services.store
+    receiver.reply = Reply(410)
+    with running_mail_server("none") as server:
+        yard.set(smtp=SmtpSettings(host="127.0.0.1", port=server.port, security="none"))
+        await store.tenants.set_notify_email("default", "owner@example.com")
+        await store.webhook_endpoints.create(
+            "default", name="tests", url=receiver.url(), event_types=["response.cancelled"]
+        )
+        await store.responses.create(new_response("resp_1", "default"), quota=NO_LIMIT)
+        await store.responses.cancel("resp_1", "default")
+        await deliver_due(yard, receiver)
+        await deliver_due(yard, receiver)
+    (mail,) = server.mails
+    assert mail.recipients == ["owner@example.com"]
+    assert mail.message["Subject"] == "Webhook failed: resp_1"
 
 
 async def test_an_email_waits_for_a_mail_server(yard: Yard) -> None:

@@ -5,6 +5,7 @@ What becomes of the rows is in ``deliveries``.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,9 @@ from batchyard.store.delivery.rows import (
 )
 from batchyard.store.leasing import in_one_order
 from batchyard.store.tenant.tenants import TENANTS
+from batchyard.store.upsert import upsert
 from batchyard.store.webhook.rows import ENDPOINTS
+from batchyard.time_units import DAY_SECONDS
 from batchyard.wire import (
     new_delivery_id,
     new_event_id,
@@ -120,27 +123,37 @@ def _of_response(response_id: str, tenant: str, event: str, at: int) -> dict[str
 async def insert_given_up(connection: AsyncConnection, given_up: RowMapping) -> None:
     """Notify the tenant, or else the batch's address, of a webhook that has failed.
 
-    ``given_up`` is its row. With no address, no e-mail is sent.
+    ``given_up`` is its row. With no address, no e-mail is sent. Thousands of events of background
+    responses may fail at one endpoint, so there is one e-mail a day about these.
     """
-    address = (
-        select(func.coalesce(TENANTS.c.notify_email, BATCHES.c.notify_email))
-        .select_from(BATCHES)
-        .outerjoin(TENANTS, TENANTS.c.name == BATCHES.c.tenant)
-        .where(BATCHES.c.id == given_up["batch_id"])
-    )
-    recipient = (await connection.execute(address)).scalar_one_or_none()
+    recipient = await _owners_address(connection, given_up)
     if recipient is None:
         return
-    said = {
-        "tenant": given_up["tenant"],
-        "event_id": given_up["event_id"],
-        "event_type": WEBHOOK_GIVEN_UP,
-        "batch_id": given_up["batch_id"],
-    }
-    row = {**_email(said, recipient), "about_delivery_id": given_up["id"]}
-    await connection.execute(
-        insert(DELIVERIES).values({**_NOTHING_YET, **row, "event_at": clock_seconds()})
-    )
+    now = await read_seconds(connection)
+    about = ("tenant", "event_id", "batch_id", "response_id")
+    said = {**{name: given_up[name] for name in about}, "event_type": WEBHOOK_GIVEN_UP}
+    row = {**_email(said, recipient), "about_delivery_id": given_up["id"], "event_at": now}
+    if given_up["response_id"] is not None:
+        row["id"] = _id_of_the_day(given_up["endpoint_id"], now)
+    await upsert(connection, DELIVERIES, {**_NOTHING_YET, **row}, {})
+
+
+async def _owners_address(connection: AsyncConnection, given_up: RowMapping) -> str | None:
+    """The tenant's, or else the batch's. An event of a response names no batch."""
+    of_tenant = select(TENANTS.c.notify_email).where(TENANTS.c.name == given_up["tenant"])
+    of_batch = select(BATCHES.c.notify_email).where(BATCHES.c.id == given_up["batch_id"])
+    either = func.coalesce(of_tenant.scalar_subquery(), of_batch.scalar_subquery())
+    address: str | None = (await connection.execute(select(either))).scalar_one()
+    return address
+
+
+def _id_of_the_day(endpoint_id: str, now: int) -> str:
+    """Of the day's one e-mail about an endpoint, in the form of :func:`.new_mail_id`.
+
+    A look for an earlier one would read all that the tenant was told in a day.
+    """
+    name = f"{endpoint_id} {now // DAY_SECONDS}"
+    return f"mail_{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 async def insert_file_deliveries(

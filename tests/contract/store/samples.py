@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from batchyard.batch_error import BatchError
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.store import NewBatch, NewChunk, NewFile, Quota
+from batchyard.store import NewBatch, NewChunk, NewFile, NewResponse, Quota
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS
 from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, RequestCounts
@@ -53,6 +53,20 @@ def new_file(**changes: Any) -> NewFile:
         "storage_key": "files/file-x",
     }
     return NewFile(**{**values, **changes})
+
+
+def new_response(name: str, tenant: str) -> NewResponse:
+    """A background response that waits for others."""
+    return NewResponse(
+        id=name,
+        tenant=tenant,
+        model=MODEL,
+        completion_window="soonest",
+        window_seconds=60,
+        given=b"{}",
+        token_estimate=1,
+        line=b"{}",
+    )
 
 
 def chunks_of(count: int, *, model: str = MODEL, size: int = 10) -> list[NewChunk]:

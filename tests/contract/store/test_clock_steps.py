@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from batchyard.intervals import BATCH_LEASE_SECONDS
-from batchyard.store import NewResponse, RunnerKind, open_store
+from batchyard.store import RunnerKind, open_store
 from batchyard.store.clock import clock
 from batchyard.store.clock_steps import _COMING, _RUNNERS
-from tests.contract.store.samples import MODEL, NO_LIMIT, begun_batch
+from tests.contract.store.samples import MODEL, NO_LIMIT, begun_batch, new_response
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -54,17 +54,7 @@ async def write_what_an_age_or_an_order_is_told_by(store: Store) -> None:
     await store.runners.ready(runner.id)
     await store.rates.record(MODEL, "gpu", tokens_per_second=9.0)
     await store.storage_mark.take_turn(60)
-    response = NewResponse(
-        id="resp_1",
-        tenant="a",
-        model=MODEL,
-        completion_window="soonest",
-        window_seconds=60,
-        given=b"{}",
-        token_estimate=1,
-        line=b"{}",
-    )
-    await store.responses.create(response, quota=NO_LIMIT)
+    await store.responses.create(new_response("resp_1", "a"), quota=NO_LIMIT)
 
 
 async def tenants_served(store: Store, times: int) -> list[str]:

@@ -18,9 +18,11 @@ from batchyard.store import (
     new_sealing_key,
     open_store,
 )
+from batchyard.store.delivery import outbox
 from batchyard.store.delivery.rows import DELIVERIES
 from tests.contract.store.outbox_samples import (
     ACCEPTED,
+    DAY_SECONDS,
     REFUSED,
     WEBHOOK,
     claim,
@@ -32,12 +34,12 @@ from tests.contract.store.outbox_samples import (
     of_batch,
     one_claim,
 )
-from tests.contract.store.samples import NOW_OVER
+from tests.contract.store.samples import NO_LIMIT, NOW_OVER, new_response
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store import Store
+    from batchyard.store import DeliveryRecord, Store
 
 D = DeliveryStatus
 
@@ -294,6 +296,85 @@ async def test_without_a_tenants_address_the_batchs_is_told(store: Store) -> Non
     await store.deliveries.record(given_up, REFUSED, owner="one", status=D.FAILED, tell_owner=True)
     mails = [each for each in await of_batch(store, batch.id) if each.about_delivery_id]
     assert [each.recipient for each in mails] == ["own@example.org"]
+
+
+async def give_up_responses(store: Store, *names: str) -> None:
+    """They are cancelled, and no endpoint accepts their events."""
+    for name in names:
+        await store.responses.create(new_response(name, "default"), quota=NO_LIMIT)
+        await store.responses.cancel(name, "default")
+    for each in await claim(store):
+        if each.url:
+            await store.deliveries.record(
+                each, REFUSED, owner="one", status=D.FAILED, tell_owner=True
+            )
+
+
+async def mails_of(store: Store, tenant: str) -> list[DeliveryRecord]:
+    """About webhooks that were given up, the oldest first."""
+    page = await store.deliveries.page(tenant, limit=100)
+    return sorted(
+        (each for each in page if each.about_delivery_id),
+        key=lambda each: each.response_id or each.batch_id,
+    )
+
+
+async def test_an_owner_is_told_of_a_webhook_of_a_response_that_was_given_up(store: Store) -> None:
+    await store.tenants.set_notify_email("default", "tenant@example.org")
+    its_id = await endpoint(store, event_types=["response.cancelled"])
+    await give_up_responses(store, "resp_1")
+    (mail,) = await mails_of(store, "default")
+    about = await store.deliveries.get(mail.about_delivery_id or "")
+    assert (about.endpoint_id, about.response_id) == (its_id, "resp_1")
+    assert (mail.kind, mail.event_type) == (DeliveryKind.EMAIL, WEBHOOK_GIVEN_UP)
+    assert (mail.recipient, mail.response_id) == ("tenant@example.org", "resp_1")
+    assert (mail.status, mail.batch_id) == (D.PENDING, "")
+
+
+async def test_without_the_tenants_address_nobody_is_told_of_a_response(store: Store) -> None:
+    await endpoint(store, event_types=["response.cancelled"])
+    await ended(store, notify_email="own@example.org")
+    await give_up_responses(store, "resp_1")
+    assert await mails_of(store, "default") == []
+
+
+async def test_of_an_endpoint_for_responses_an_owner_is_told_once_a_day(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of responses may end in an hour. Another endpoint is another matter."""
+    now = 90.5 * DAY_SECONDS
+
+    async def on_this_day(_: AsyncConnection) -> int:
+        return int(now)
+
+    monkeypatch.setattr(outbox, "read_seconds", on_this_day)
+    await store.tenants.set_notify_email("default", "tenant@example.org")
+    endpoints = [
+        await endpoint(store, event_types=[event])
+        for event in ("response.cancelled", "response.failed")
+    ]
+    await give_up_responses(store, "resp_1", "resp_2")
+    await give_up_responses(store, "resp_3")
+    (first,) = await mails_of(store, "default")
+    assert first.response_id in ("resp_1", "resp_2")
+    await store.webhook_endpoints.update(endpoints[1], event_types=["response.cancelled"])
+    await give_up_responses(store, "resp_4")
+    assert [each.response_id for each in await mails_of(store, "default")][1:] == ["resp_4"]
+    now += DAY_SECONDS
+    await give_up_responses(store, "resp_5")
+    assert len(await mails_of(store, "default")) == 4
+
+
+async def test_of_each_batch_an_owner_is_told(store: Store) -> None:
+    """An endpoint may have many events, but each batch has its e-mails anyway."""
+    await store.tenants.set_notify_email("default", "tenant@example.org")
+    await endpoint(store, event_types=["batch.completed", "response.cancelled"])
+    await give_up_responses(store, "resp_1")
+    batches = [await ended(store) for _ in range(2)]
+    await give_up_responses(store)
+    mails = await mails_of(store, "default")
+    assert {each.batch_id for each in mails} == {"", *(batch.id for batch in batches)}
+    assert len(mails) == 3
 
 
 async def test_without_any_address_nobody_is_told(store: Store) -> None:

@@ -253,6 +253,24 @@ def test_a_webhook_given_up_is_explained() -> None:
     )
 
 
+def test_a_webhook_of_a_response_names_it_and_says_where_the_others_are() -> None:
+    message = given_up(batch_id="", response_id="resp_1", event_type="response.completed")
+
+    assert message["Subject"] == "Webhook failed: resp_1"
+    text = part(message, "plain")
+    assert text.startswith(
+        "The event response.completed of response resp_1 could not be delivered, and is not tried "
+        "again.\n"
+    )
+    assert text.endswith(
+        "See which others failed:\n"
+        "\n"
+        "There is at most one e-mail a day about responses and this endpoint.\n"
+        "\n"
+        "    batchyard deliveries list --endpoint whe_1 --status failed\n"
+    )
+
+
 def test_a_batchs_own_webhook_that_never_answered_is_called_so() -> None:
     text = part(given_up(endpoint_id=None, host=None, status_code=None), "plain")
 
