@@ -1,4 +1,8 @@
-"""A real Prometheus reads the API's figures, and runs every rule and every panel."""
+"""A real Prometheus reads the API's figures, and runs every rule and every panel.
+
+Helm renders the chart's PodMonitor. Prometheus Operator is not here: its part of the configuration
+is written as its ``generatePodMonitorConfig`` does.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from batchyard.settings import read_settings
 from tests.api.conftest import make_keys, served
 from tests.contract.store.samples import MODEL, batch_in, begun_batch
 from tests.deploy.test_monitoring import MONITORING, expressions
+from tests.deploy.tools import CHART, one, rendered
 from tests.services.ports import free_port
 
 if TYPE_CHECKING:
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
     from tests.containers.tools import Podman
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
+
+JOB = "ai/by"
+"""What Prometheus Operator calls the targets of the PodMonitor ``by`` in the namespace ``ai``."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +53,7 @@ def prometheus(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iter
             each for each in configuration["scrape_configs"] if each["job_name"] == "batchyard-api"
         )
         job["static_configs"] = [{"targets": [f"127.0.0.1:{api.port}"]}]
-        configuration["scrape_configs"] = [job]
+        configuration["scrape_configs"] = [job, by_the_operator(f"127.0.0.1:{api.port}")]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
         (folder / "rules.yml").write_bytes((MONITORING / "rules.yml").read_bytes())
         port = free_port()
@@ -73,6 +81,21 @@ def prometheus(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iter
             process.wait(20)
 
 
+def by_the_operator(target: str) -> dict[str, Any]:
+    """How Prometheus Operator has the API scraped for the chart's PodMonitor."""
+    monitor = one(rendered(CHART / "ci/production-values.yaml"), "PodMonitor", "by")
+    _, api = monitor["spec"]["podMetricsEndpoints"]
+    labels = {"namespace": "ai", "container": "api", "pod": "by-api-0", "job": JOB}
+    labels["endpoint"] = api["port"]
+    first = [{"target_label": name, "replacement": value} for name, value in labels.items()]
+    return {
+        "job_name": "podMonitor/ai/by/1",
+        "honor_labels": api.get("honorLabels", False),
+        "static_configs": [{"targets": [target]}],
+        "relabel_configs": [*first, *api.get("relabelings", [])],
+    }
+
+
 async def fill(settings: Settings) -> None:
     """Batches of several statuses; the only model is one that was served."""
     async with open_services(settings) as services:
@@ -97,7 +120,7 @@ def query(url: str, expression: str) -> list[dict[str, Any]]:
 
 def count_of_scrapes(url: str) -> int:
     try:
-        found = query(url, "count_over_time(batchyard_database_up[1m])")
+        found = query(url, "min(count_over_time(batchyard_database_up[1m]))")
     except OSError:
         return 0
     return int(found[0]["value"][1]) if found else 0
@@ -124,6 +147,13 @@ def test_the_api_is_up_for_it(prometheus: str) -> None:
 def test_it_has_the_backlog(prometheus: str) -> None:
     (found,) = query(prometheus, "max by (model) (batchyard_backlog_requests)")
     assert (found["metric"], found["value"][1]) == ({"model": MODEL}, "20")
+
+
+def test_with_the_operators_labels_a_metric_keeps_its_own(prometheus: str) -> None:
+    """Each endpoint's batches would be in a label that no panel asks for."""
+    labels = f"{{job={JOB!r}, namespace='ai', pod='by-api-0'}}"
+    found = query(prometheus, f"count by (endpoint, exported_endpoint) (batchyard_batches{labels})")
+    assert [each["metric"] for each in found] == [{"endpoint": "/v1/chat/completions"}]
 
 
 @pytest.mark.parametrize("expression", list(dict.fromkeys(expressions())))

@@ -361,13 +361,20 @@ def test_a_pod_monitor_finds_the_pods() -> None:
     monitor = one(documents, "PodMonitor", "by")
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"]["podMetricsEndpoints"] == [
-        {"port": port, "path": "/metrics", "interval": "30s"} for port in ("metrics", "http")
-    ]
+    endpoints = monitor["spec"]["podMetricsEndpoints"]
+    asked = [(each["port"], each["path"], each["interval"]) for each in endpoints]
+    assert asked == [("metrics", "/metrics", "30s"), ("http", "/metrics", "30s")]
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     runner = one(documents, "Deployment", "by-runner-gpu")["spec"]["template"]
     assert wanted <= runner["metadata"]["labels"].items()
     assert not [each for each in rendered(SMALLEST) if each["kind"] == "PodMonitor"]
+
+
+def test_the_label_endpoint_is_that_of_our_metrics() -> None:
+    """Prometheus Operator has set one with the port's name before these are applied."""
+    monitor = one(rendered(PRODUCTION), "PodMonitor", "by")
+    for each in monitor["spec"]["podMetricsEndpoints"]:
+        assert each["relabelings"] == [{"action": "labeldrop", "regex": "endpoint"}], each["port"]
 
 
 def test_prometheus_sends_the_token_to_the_api_alone() -> None:
