@@ -23,18 +23,21 @@ from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from tests.api.conftest import make_keys, served
 from tests.contract.store.samples import MODEL, batch_in, begun_batch
-from tests.deploy.test_monitoring import MONITORING, expressions
+from tests.deploy.test_monitoring import MONITORING, expressions, rules_of_the_chart
 from tests.deploy.tools import CHART, one, rendered
 from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from batchyard.settings import Settings
     from tests.containers.tools import Podman
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
+RULES_TEST = yaml.safe_load((MONITORING / "rules_test.yml").read_text())
+GONE = "the API is gone"
 JOB = "ai/by"
 """What Prometheus Operator calls the targets of the PodMonitor ``by`` in the namespace ``ai``."""
 
@@ -137,6 +140,49 @@ def test_promtool_finds_nothing_wrong(podman: Podman, words: tuple[str, ...]) ->
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_healthy_release_hides_no_alert_of_another(podman: Podman, tmp_path: Path) -> None:
+    """Two releases of the chart, which one Prometheus scrapes."""
+    others = rules_of_the_chart('fullnameOverride="other"', name="other")
+    files = {"rules.yml": rules_of_the_chart(), "others.yml": others}
+    tests = {each["name"]: each for each in RULES_TEST["tests"]}
+    healthy = series_of("ai/other", tests["nothing is wrong"])
+    made = [of_two_releases(tests[name], healthy) for name in ("everything is wrong", GONE)]
+    files["test.yml"] = {**RULES_TEST, "rule_files": ["rules.yml", "others.yml"], "tests": made}
+    for name, content in files.items():
+        (tmp_path / name).write_text(yaml.safe_dump(content))
+    done = subprocess.run(
+        [program(podman, "promtool"), "test", "rules", "test.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def series_of(job: str, test: dict[str, Any]) -> list[dict[str, str]]:
+    """The series of a test of the rules, with the label that the operator gives."""
+    return [
+        {**each, "series": each["series"].replace("{", f'{{job="{job}",', 1)}
+        for each in test["input_series"]
+    ]
+
+
+def of_two_releases(test: dict[str, Any], healthy: list[dict[str, str]]) -> dict[str, Any]:
+    """The same alerts, of our release, and none of the other one."""
+    (checked,) = test["promql_expr_test"]
+    labels = f',job="{JOB}"}}'
+    expected = [
+        {**each, "labels": each["labels"].replace("}", labels)} for each in checked["exp_samples"]
+    ]
+    expression = checked["expr"].replace("by (alertname)", "by (alertname, job)")
+    return {
+        **test,
+        "input_series": series_of(JOB, test) + healthy,
+        "promql_expr_test": [{**checked, "expr": expression, "exp_samples": expected}],
+    }
 
 
 def test_the_api_is_up_for_it(prometheus: str) -> None:

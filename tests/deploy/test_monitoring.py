@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -130,5 +130,46 @@ def test_without_a_database_that_is_all_that_is_known() -> None:
 
 def test_the_chart_has_the_same_rules() -> None:
     """It cannot read files outside its own folder, so it has a copy."""
-    made = one(rendered(CHART / "ci/production-values.yaml"), "PrometheusRule", "by")
-    assert made["spec"] == yaml.safe_load((MONITORING / "rules.yml").read_text())
+    assert (CHART / "rules.yml").read_bytes() == (MONITORING / "rules.yml").read_bytes()
+    made = rules_of_the_chart("metrics.podMonitor.enabled=false")
+    assert made == yaml.safe_load((MONITORING / "rules.yml").read_text())
+
+
+def rules_of_the_chart(*sets: str, name: str = "by") -> dict[str, Any]:
+    documents = rendered(CHART / "ci/production-values.yaml", *sets)
+    found: dict[str, Any] = one(documents, "PrometheusRule", name)["spec"]
+    return found
+
+
+def selectors(expression: str) -> list[tuple[str, str]]:
+    """The metrics that it reads: the name, and what is in braces after it."""
+    text = re.sub(r"\b(by|on) \([^()]*\)", "", expression)
+    found = re.findall(r"(?<![\w.])([a-zA-Z_:][\w:]*)(?!\w*\s*\()(\{[^{}]*\})?", text)
+    return [each for each in found if each[0] not in {"and", "or", "unless"}]
+
+
+@pytest.mark.parametrize("rule", GROUP["rules"], ids=lambda rule: rule["alert"])
+def test_every_selector_of_a_rule_has_braces(rule: dict[str, str]) -> None:
+    """The chart adds its release to what has them; without them, it would miss the selector."""
+    found = selectors(rule["expr"])
+    assert found
+    assert all(braces for _, braces in found), found
+
+
+@pytest.mark.parametrize("number", range(len(GROUP["rules"])))
+def test_a_rule_of_the_chart_reads_the_metrics_of_its_release_only(number: int) -> None:
+    """Prometheus Operator calls the targets of a PodMonitor by its namespace and name."""
+    documents = rendered(CHART / "ci/production-values.yaml", 'fullnameOverride="b"')
+    assert one(documents, "PodMonitor", "b")
+    (group,) = one(documents, "PrometheusRule", "b")["spec"]["groups"]
+    rule, plain = group["rules"][number], GROUP["rules"][number]
+    found = selectors(rule["expr"])
+    assert [name for name, _ in found] == [name for name, _ in selectors(plain["expr"])]
+    for _, braces in found:
+        assert re.match(r'\{job="ai/b"[,}]', braces), rule["expr"]
+    assert rule["labels"] == {**plain["labels"], "job": "ai/b"}
+
+
+def test_a_selector_is_found_with_and_without_braces() -> None:
+    text = 'max by (m) (sum(rate(a_b{x="or"}[5m])) > 0.2) unless on (m) vllm:c and d:e{}'
+    assert selectors(text) == [("a_b", '{x="or"}'), ("vllm:c", ""), ("d:e", "{}")]
