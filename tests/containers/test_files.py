@@ -85,6 +85,26 @@ def test_a_services_variables_are_settings(name: str) -> None:
     check_names(Settings, variables_of(name))
 
 
+def volumes_of_our_images() -> Iterator[Any]:
+    """Each named volume in a container of ours: its service, Containerfile and folder."""
+    for name, service in SERVICES.items():
+        if "build" in service:
+            path = ROOT / service["build"]["dockerfile"]
+            for source, _, folder in (each.partition(":") for each in service.get("volumes", [])):
+                if source in FILE["volumes"]:
+                    yield pytest.param(path, folder, id=f"{name} {source}")
+
+
+@pytest.mark.parametrize(("containerfile", "folder"), list(volumes_of_our_images()))
+def test_a_named_volume_belongs_to_the_user_of_the_image(containerfile: Path, folder: str) -> None:
+    """Docker gives a new volume the owner of the image's folder, or root where there is none."""
+    text = containerfile.read_text().replace("\\\n", " ")
+    (user,) = set(re.findall(r"useradd --uid 10001 .*?(\S+) &&", text))
+    assert set(re.findall(r"^USER ([1-9].*)$", text, re.MULTILINE)) == {"10001:10001"}
+    made = re.findall(rf"install -d -m 07\d\d -o {user} -g {user} ([^&\n]+)", text)
+    assert folder in {each for folders in made for each in folders.split()}
+
+
 def test_a_check_of_an_image_asks_a_port_that_its_command_opens() -> None:
     """Or a container that runs with the image's own command is unhealthy for ever."""
     text = (IMAGES / "Containerfile").read_text()
