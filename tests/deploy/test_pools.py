@@ -30,6 +30,8 @@ FILES = sorted(POOLS.glob("*.json"))
 GIVEN = yaml.safe_load((ROOT / "prefect.yaml").read_text())["definitions"]["gpu"]["job_variables"]
 
 REQUIRED = {"BATCHYARD_DATABASE_URL", "BATCHYARD_SECRET_KEY"}
+S3 = {"AWS_ENDPOINT_URL": "s3_endpoint_url", "AWS_DEFAULT_REGION": "s3_region"}
+"""Variables of a container, and those of a template that they come from."""
 
 
 @cache
@@ -107,9 +109,13 @@ def test_a_job_runs_one_engine_as_a_pod_of_the_chart_does() -> None:
     assert container["volumeMounts"] == of_chart["containers"][0]["volumeMounts"]
     assert pod["enableServiceLinks"] is False
     assert required_of(container) == required_of(of_chart["containers"][0]) == REQUIRED
-    environment = environment_of(container)
-    own = {"AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"}
-    assert environment_of(of_chart["containers"][0]).keys() - own <= environment.keys()
+    wanted = environment_of(of_chart["containers"][0])
+    assert S3.keys() <= wanted.keys()
+    variables = {S3[name]: wanted[name] for name in S3}
+    with_s3 = rendered_by_worker("kubernetes", **variables)["spec"]["template"]["spec"]
+    environment = environment_of(with_s3["containers"][0])
+    assert wanted.keys() <= environment.keys()
+    assert {name: environment[name] for name in S3} == {name: wanted[name] for name in S3}
     # The chart's objects have the name of its release.
     names = {(each["kind"], each["metadata"]["name"]) for each in documents}
     for volume in pod["volumes"]:
@@ -178,6 +184,33 @@ def test_a_container_of_docker_has_the_gpus_and_the_shared_memory() -> None:
     assert host["DeviceRequests"][0]["Capabilities"] == [["gpu"]]
     assert host["ShmSize"] == 8 * 1024**3
     assert {name for name in made["env"] if not name.startswith("PREFECT__")} <= known_variables()
+
+
+def test_a_container_of_docker_is_told_where_s3_is() -> None:
+    made = rendered_by_worker("docker", s3_endpoint_url="http://minio:9000", s3_region="here")
+    environment = made["env"]
+    assert environment["AWS_ENDPOINT_URL"] == "http://minio:9000"
+    assert environment["AWS_DEFAULT_REGION"] == "here"
+
+
+def test_without_an_s3_service_of_its_own_a_container_has_no_variable_of_it() -> None:
+    """An empty AWS_DEFAULT_REGION is one that boto3 uses: it would ask https://s3..amazonaws.com."""
+    of_pod = environment_of(job()["spec"]["template"]["spec"]["containers"][0])
+    for environment in (of_pod, rendered_by_worker("docker")["env"]):
+        assert not environment.keys() & S3.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_template_may_say_where_s3_is(path: Path) -> None:
+    template = json.loads(path.read_text())
+    environment = template["job_configuration"]["env"]
+    assert {name: environment.get(name) for name in S3} == {
+        name: f"{{{{ {variable} }}}}" for name, variable in S3.items()
+    }
+    for variable in S3.values():
+        schema = template["variables"]["properties"][variable]
+        assert "default" not in schema
+        assert schema["minLength"] == 1
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
