@@ -93,7 +93,7 @@ class Server:
             if any(process.poll() is not None for process in self._processes.values()):
                 sys.exit("One of Swift's servers has not started; see above.")
             try:
-                with urllib.request.urlopen(url, timeout=1.0):  # noqa: S310 - our own
+                with _opener().open(url, timeout=1.0):
                     return
             except urllib.error.HTTPError:
                 return  # it answers
@@ -101,6 +101,11 @@ class Server:
                 if time.monotonic() > deadline:
                     sys.exit(f"{url} does not answer.")
                 time.sleep(0.1)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """For servers of this container. A proxy that the variables name cannot reach them."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def make_bucket(name: str, login: str, secret: str) -> None:
@@ -115,7 +120,7 @@ def make_bucket(name: str, login: str, secret: str) -> None:
         method="PUT",
     )
     try:
-        with urllib.request.urlopen(request, timeout=10):  # noqa: S310 - our own
+        with _opener().open(request, timeout=10):
             pass
     except urllib.error.HTTPError as refused:
         if refused.code != HTTPStatus.CONFLICT:
