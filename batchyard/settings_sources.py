@@ -47,17 +47,28 @@ def config_file() -> Path | None:
 
     A flow run has a temporary working folder, so the folder where its worker was started counts
     as well, and the home. Raises :class:`~batchyard.errors.SettingsError` where BATCHYARD_CONFIG
-    names a file that is not there, and where a folder may not be entered.
+    names a file that is not there, where a folder may not be entered, and where the working folder
+    has been deleted.
     """
     if named := os.environ.get(CONFIG_VARIABLE):
-        path = Path(named).expanduser().absolute()
+        path = _absolute(named)
         if not is_file(path):
             raise SettingsError(f"{CONFIG_VARIABLE} names {path}, and there is no such file.")
         return path
     # PWD is the folder of the shell, and Prefect's workers leave it as it is.
-    folders = [Path.cwd(), Path(os.environ.get("PWD", ".")).absolute()]
-    folders.append(Path(os.environ.get(f"{PREFIX}HOME", "~/.batchyard")).expanduser().absolute())
+    home = os.environ.get(f"{PREFIX}HOME", "~/.batchyard")
+    folders = [_absolute(each) for each in (".", os.environ.get("PWD", "."), home)]
     return next((path for each in folders if is_file(path := each / FILE_NAME)), None)
+
+
+def _absolute(path: str) -> Path:
+    """Raises :class:`~batchyard.errors.SettingsError` where the working folder has been deleted."""
+    try:
+        return Path(path).expanduser().absolute()
+    except FileNotFoundError as error:
+        raise SettingsError(
+            "The working folder has been deleted: change to a folder that exists."
+        ) from error
 
 
 def is_file(path: Path) -> bool:

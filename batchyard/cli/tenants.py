@@ -63,7 +63,8 @@ def list_tenants(as_json: Annotated[bool, LINES] = False) -> None:
 async def _tenants() -> list[_Tenant]:
     async with offline_services() as services:
         store = services.store
-        keys = [key.tenant for key in await store.api_keys.list() if key.revoked_at is None]
+        now = await store.database.now()
+        keys = [key.tenant for key in await store.api_keys.list() if key.is_valid(now)]
         defaults = default_quota(services)
         return [
             _Tenant(

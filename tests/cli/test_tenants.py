@@ -77,6 +77,13 @@ def test_a_revoked_key_is_not_counted(alone: Run) -> None:
     assert (red["tenant"], red["keys"]) == ("red", 0)
 
 
+def test_of_keys_with_an_end_only_those_are_counted_that_have_not_expired(alone: Run) -> None:
+    with_store(lambda store: store.api_keys.create("red", "old", expires_at=1))
+    alone("keys", "create", "new", "--tenant", "red", "--expires-in", "30d")
+    (red,) = objects(alone("tenants", "list", "--json"))
+    assert (red["tenant"], red["keys"]) == ("red", 1)
+
+
 def test_the_earlier_names_of_quota_and_email_still_work(alone: Run) -> None:
     assert alone("quota", "red").stdout == alone("tenants", "quota", "red").stdout
     assert alone("email").stdout == alone("tenants", "email").stdout == "none\n"

@@ -53,6 +53,26 @@ def _denied(path: Path) -> bool:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
+@pytest.mark.parametrize("named", [None, "batchyard.toml"])
+def test_a_deleted_working_folder_is_said(
+    named: str | None, empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if named:
+        monkeypatch.setenv("BATCHYARD_CONFIG", named)
+    empty_folder.rmdir()
+    with pytest.raises(SettingsError, match=r"^The working folder has been deleted: change to"):
+        read_settings()
+
+
+def test_a_file_that_is_named_is_read_from_a_deleted_working_folder(
+    empty_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named.toml").write_text("chunk_requests = 7\n")
+    monkeypatch.setenv("BATCHYARD_CONFIG", str(tmp_path / "named.toml"))
+    empty_folder.rmdir()
+    assert read_settings().chunk_requests == 7
+
+
 def test_the_file_of_the_working_folder_is_read(empty_folder: Path) -> None:
     (empty_folder / "batchyard.toml").write_text("chunk_requests = 7\n[smtp]\nport = 25\n")
     settings = read_settings()

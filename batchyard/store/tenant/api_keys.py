@@ -50,6 +50,10 @@ class ApiKeyRecord(Record):
     may_write: bool = Field(sa_column_kwargs={"server_default": true()})
     expires_at: int | None = Field(sa_type=BigInteger)
 
+    def is_valid(self, now: float) -> bool:
+        """Whether requests may use it: it is neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+
 
 class ApiKeyRow(Row, ApiKeyRecord, table=True):
     """One row for each key, never deleted; a revoked key is marked.
