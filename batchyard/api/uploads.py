@@ -119,7 +119,10 @@ async def complete_upload(
     caller: Authenticated,
     asked: Annotated[CompleteUpload, Depends(JsonBody(CompleteUpload))],
 ) -> JsonResponse[Upload]:
-    """Make a file from the parts, in the order in which their ids are listed."""
+    """Make a file from the parts, in the order in which their ids are listed.
+
+    The same request again has the same answer.
+    """
     with _as_uploads_say(upload_id):
         upload, file = await complete.complete_upload(
             caller.services, caller.tenant, upload_id, asked.part_ids, asked.md5

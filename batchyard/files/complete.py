@@ -8,6 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from batchyard.errors import (
     RecordNotFound,
     RequestRefused,
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
 
 _LOCKS: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-"""Of uploads. Each request to complete one makes a copy of it, so they do that one by one: the
-first success ends the upload for the others."""
+"""Of uploads. Each request to complete one makes a copy of it, so they do that one by one: after
+the first success the others make none."""
 
 
 async def complete_upload(
@@ -36,18 +38,34 @@ async def complete_upload(
 ) -> tuple[UploadRecord, FileRecord]:
     """Make the file of these parts, in this order, and wipe the parts.
 
+    The same request again changes nothing and returns the same, as long as its file exists.
     ``md5``: hex of the whole file, to be compared. A refusal leaves the upload pending, with its
     parts. Raises :class:`~batchyard.errors.RecordNotFound`,
-    :class:`~batchyard.errors.TransitionConflict` unless it is pending,
+    :class:`~batchyard.errors.TransitionConflict` if it has ended in another way,
     :class:`~batchyard.errors.RequestRefused`, and errors of the store and the storage.
     """
     async with _LOCKS.setdefault(upload_id, asyncio.Lock()):
-        ended = await _complete(services, tenant, upload_id, part_ids, md5)
-    # The client must hear of its file: asked again, this upload is over. Its parts that stay here
-    # are wiped with those of expired ones.
+        try:
+            ended = await _complete(services, tenant, upload_id, part_ids, md5)
+        except TransitionConflict:
+            # The answer to the same request may have been lost: SDKs send it again by themselves.
+            before = await services.store.uploads.completed(
+                upload_id, _fingerprint(part_ids, md5), tenant=tenant
+            )
+            if before is None:
+                raise
+            ended = before
+    # There is a file: whatever fails now is no failure of the request. Parts that stay here are
+    # wiped with those of expired uploads.
     with suppress(StoreError):
         await wipe_parts(services, await services.store.uploads.parts_of(upload_id))
     return ended
+
+
+def _fingerprint(part_ids: Sequence[str], md5: str | None) -> str:
+    """A hash of the request. It is kept in the database: it must not change with the software."""
+    asked = [*part_ids, md5 and md5.lower()]
+    return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()
 
 
 async def _complete(
@@ -64,7 +82,9 @@ async def _complete(
         await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
         raise
     try:
-        return await uploads.complete(upload_id, part_ids, file, tenant=tenant)
+        return await uploads.complete(
+            upload_id, part_ids, file, tenant=tenant, fingerprint=_fingerprint(part_ids, md5)
+        )
     except (RecordNotFound, RequestRefused, TransitionConflict):
         # Another request completed or cancelled it meanwhile.
         await wipe_object(services, file.storage_key)

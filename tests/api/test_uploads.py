@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import openai
 import pytest
 
@@ -14,13 +15,15 @@ from batchyard.errors import StorageError, StoreUnavailable, TransitionConflict
 from batchyard.files.complete import complete_upload
 from batchyard.files.parts import cancel_upload, expire_uploads
 from batchyard.store import NewUpload
+from batchyard.store.upload.rows import UPLOADS
 from tests.api.conftest import LINE
-from tests.services.read_after import ReadAfter
+from tests.services.read_after import ReadAfter, ReadBefore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from openai.types import Upload
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.services.services import Services
     from batchyard.store import PartRecord
@@ -30,6 +33,20 @@ if TYPE_CHECKING:
 def begin(api: Api, size_bytes: int, **more: Any) -> Upload:
     asked: dict[str, Any] = {"filename": "in.jsonl", "purpose": "batch", "mime_type": "text/jsonl"}
     return api.openai().uploads.create(**(asked | {"bytes": size_bytes} | more))
+
+
+class LosesTheFirstCompletion(httpx.HTTPTransport):
+    """A proxy that times out while the server completes an upload, and only once."""
+
+    lost = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if request.url.path.endswith("/complete") and not self.lost:
+            answer.read()
+            self.lost += 1
+            return httpx.Response(504)
+        return answer
 
 
 def test_an_upload_is_an_object_without_a_file_until_it_is_complete(api: Api) -> None:
@@ -141,28 +158,118 @@ def test_a_cancelled_upload_is_over_and_its_parts_are_wiped(api: Api) -> None:
 def test_a_completed_upload_is_over(api: Api) -> None:
     client = api.openai()
     upload = begin(api, len(LINE))
-    part = client.uploads.parts.create(upload.id, data=LINE)
-    client.uploads.complete(upload.id, part_ids=[part.id])
+    start = client.uploads.parts.create(upload.id, data=LINE[:10])
+    end = client.uploads.parts.create(upload.id, data=LINE[10:])
+    client.uploads.complete(upload.id, part_ids=[start.id, end.id])
+    md5 = hashlib.md5(LINE, usedforsecurity=False).hexdigest()
     for again in (
-        lambda: client.uploads.complete(upload.id, part_ids=[part.id]),
+        lambda: client.uploads.complete(upload.id, part_ids=[end.id, start.id]),
+        lambda: client.uploads.complete(upload.id, part_ids=[start.id]),
+        lambda: client.uploads.complete(upload.id, part_ids=["part_x"]),
+        lambda: client.uploads.complete(upload.id, part_ids=[]),
+        lambda: client.uploads.complete(upload.id, part_ids=[start.id, end.id], md5=md5),
         lambda: client.uploads.parts.create(upload.id, data=LINE),
         lambda: client.uploads.cancel(upload.id),
     ):
-        with pytest.raises(openai.BadRequestError):
+        with pytest.raises(openai.BadRequestError, match="is completed and takes no"):
             again()
     assert len(api.objects()) == 1
 
 
-async def test_of_many_who_complete_at_once_one_does(api: Api) -> None:
+def test_the_same_completion_again_has_the_same_answer(api: Api) -> None:
+    upload = begin(api, len(LINE))
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+    md5 = hashlib.md5(LINE, usedforsecurity=False).hexdigest()
+    path, asked = f"/uploads/{upload.id}/complete", {"part_ids": [part.id], "md5": md5}
+    with api.http() as http:
+        first = http.post(path, json=asked)
+        again = http.post(path, json=asked | {"md5": md5.upper()})
+        other = http.post(path, json=asked | {"md5": "0" * 32})
+    assert (first.status_code, again.status_code, other.status_code) == (200, 200, 400)
+    assert again.content == first.content
+    assert first.json()["file"]["object"] == "file"
+    with api.http(api.other_key) as http:
+        assert http.post(path, json=asked).status_code == 404
+    assert len(api.objects()) == 1
+
+
+async def test_an_upload_is_completed_again_after_its_hour(api: Api, services: Services) -> None:
+    upload = begin(api, len(LINE))
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+    done = api.openai().uploads.complete(upload.id, part_ids=[part.id])
+
+    async def age(connection: AsyncConnection) -> None:
+        await connection.execute(UPLOADS.update().values(expires_at=1))
+
+    await services.store.database.write(age)
+    await expire_uploads(services)
+    again = api.openai().uploads.complete(upload.id, part_ids=[part.id])
+    assert (again.status, again.file) == ("completed", done.file)
+
+
+def test_an_upload_whose_file_was_deleted_is_over(api: Api) -> None:
+    client = api.openai()
+    upload = begin(api, len(LINE))
+    part = client.uploads.parts.create(upload.id, data=LINE)
+    done = client.uploads.complete(upload.id, part_ids=[part.id])
+    assert done.file is not None
+    client.files.delete(done.file.id)
+    with pytest.raises(openai.BadRequestError, match="is completed and takes no"):
+        client.uploads.complete(upload.id, part_ids=[part.id])
+
+
+def test_the_sdk_gets_its_file_though_the_answer_is_lost_once(api: Api) -> None:
+    transport = LosesTheFirstCompletion()
+    with httpx.Client(transport=transport) as http:
+        done = api.openai(http_client=http).uploads.upload_file_chunked(
+            file=LINE, filename="in.jsonl", bytes=len(LINE), mime_type="x", purpose="batch"
+        )
+    assert transport.lost == 1
+    assert done.file is not None
+    assert api.objects() == [f"files/{done.file.id}"]
+
+
+async def test_many_who_complete_at_once_get_one_file(api: Api) -> None:
     upload = begin(api, len(LINE))
     async with api.async_openai(max_retries=0) as client:
         part = await client.uploads.parts.create(upload.id, data=LINE)
         calls = [client.uploads.complete(upload.id, part_ids=[part.id]) for _ in range(8)]
+        first, *others = await asyncio.gather(*calls)
+    assert first.file is not None
+    assert others == [first] * 7
+    assert api.objects() == [f"files/{first.file.id}"]
+
+
+async def test_of_many_who_complete_in_different_ways_one_does(api: Api) -> None:
+    upload = begin(api, len(LINE))
+    async with api.async_openai(max_retries=0) as client:
+        parts = [await client.uploads.parts.create(upload.id, data=LINE) for _ in range(8)]
+        calls = [client.uploads.complete(upload.id, part_ids=[part.id]) for part in parts]
         ended = await asyncio.gather(*calls, return_exceptions=True)
     refused = [each for each in ended if isinstance(each, BaseException)]
     assert len(refused) == 7
     assert all(type(each) is openai.BadRequestError for each in refused)
     assert len(api.objects()) == 1
+
+
+@pytest.mark.parametrize("reader", [ReadAfter, ReadBefore])
+async def test_an_upload_that_another_process_has_completed_meanwhile_has_its_file(
+    api: Api, services: Services, reader: type[ReadAfter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same request, whose answer was late. What is joined here is of no use."""
+    upload = begin(api, len(LINE))
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+    files = []
+
+    async def complete_there() -> None:
+        monkeypatch.setattr("batchyard.files.complete._LOCKS", {})
+        async with api.async_openai() as client:
+            files.append((await client.uploads.complete(upload.id, part_ids=[part.id])).file)
+
+    late = replace(services, storage=reader(services.storage, complete_there))
+    _, file = await complete_upload(late, "one", upload.id, [part.id], None)
+    assert [each and each.id for each in files] == [file.id]
+    assert api.objects() == [f"files/{file.id}"]
 
 
 async def test_the_bytes_of_an_upload_that_ended_while_they_were_joined_are_deleted(
@@ -185,7 +292,7 @@ async def test_the_bytes_of_an_upload_that_ended_while_they_were_joined_are_dele
 async def test_an_upload_is_complete_though_its_parts_cannot_be_looked_up_afterwards(
     api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told of an error, the client would ask again, and be refused: it would not know its file."""
+    """There is a file, and no reason to let the client ask again."""
     upload = begin(api, len(LINE))
     part = api.openai().uploads.parts.create(upload.id, data=LINE)
 
@@ -213,10 +320,8 @@ async def test_the_parts_are_joined_once_however_many_complete_at_once(
 
     counted = replace(services, storage=ReadAfter(services.storage, count))
     calls = [complete_upload(counted, "one", upload.id, [part.id], None) for _ in range(8)]
-    ended = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(each) for each in ended if isinstance(each, BaseException)] == [
-        TransitionConflict
-    ] * 7
+    first, *others = await asyncio.gather(*calls)
+    assert others == [first] * 7
     assert reads == 1
 
 

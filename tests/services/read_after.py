@@ -1,4 +1,4 @@
-"""An object store in which something happens between the question for bytes and their reading."""
+"""Object stores in which something happens just before or after the reading of an object."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ if TYPE_CHECKING:
 
 
 class ReadAfter:
-    """``storage``, which awaits ``first`` before it reads an object."""
+    """``storage``, which awaits ``then`` before it reads an object."""
 
-    def __init__(self, storage: Storage, first: Callable[[], Awaitable[None]]) -> None:
-        self._storage, self._first = storage, first
+    def __init__(self, storage: Storage, then: Callable[[], Awaitable[None]]) -> None:
+        self._storage, self._then = storage, then
 
     async def get(self, key: str, **wanted: Any) -> AsyncIterator[bytes]:
-        await self._first()
+        await self._then()
         async for block in self._storage.get(key, **wanted):
             yield block
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
+
+
+class ReadBefore(ReadAfter):
+    """``storage``, which awaits ``then`` once it has read an object."""
+
+    async def get(self, key: str, **wanted: Any) -> AsyncIterator[bytes]:
+        async for block in self._storage.get(key, **wanted):
+            yield block
+        await self._then()

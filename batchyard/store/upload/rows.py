@@ -46,6 +46,8 @@ class UploadRecord(_UploadColumns):
     created_at: int = Field(sa_type=BigInteger)
     expires_at: int = Field(sa_type=BigInteger)
     file_id: str | None
+    completion_fingerprint: str | None
+    """A hash of the request that completed it, to recognise the same request."""
 
     def to_wire(self, file: FileRecord | None = None) -> Upload:
         """The Upload object that clients see, with its ``file`` once it is completed."""

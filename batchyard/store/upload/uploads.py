@@ -128,19 +128,43 @@ class Uploads(Aggregate):
         file: NewFile,
         *,
         tenant: str | None = None,
+        fingerprint: str | None = None,
     ) -> tuple[UploadRecord, FileRecord]:
         """End as ``completed``, with the row of the file, which is the upload's tenant's.
 
         The file's bytes, those of the parts in this order, are already durable. Of many who
-        complete or cancel at once one succeeds. Raises
+        complete or cancel at once one succeeds. ``fingerprint`` is a hash of the request, for
+        :meth:`completed`; without it no request counts as the same. Raises
         :class:`~batchyard.errors.TransitionConflict` unless the upload is pending, and
         :class:`~batchyard.errors.RequestRefused` for parts that are not its own, that are named
         twice, or that do not add up to its ``bytes``.
         """
-        upload = await _end(connection, upload_id, tenant, "completed", file_id=file.id)
+        values = {"file_id": file.id, "completion_fingerprint": fingerprint}
+        upload = await _end(connection, upload_id, tenant, "completed", **values)
         await _choose(connection, upload, part_ids)
         await insert_file(connection, file.model_copy(update={"tenant": upload.tenant}))
         return upload, await load_file(connection, file.id)
+
+    @reads
+    async def completed(
+        self,
+        connection: AsyncConnection,
+        upload_id: str,
+        fingerprint: str,
+        *,
+        tenant: str | None = None,
+    ) -> tuple[UploadRecord, FileRecord] | None:
+        """The upload and its file, if the request with this fingerprint has completed it.
+
+        None as well if the file has expired or was deleted meanwhile.
+        """
+        upload = await _load(connection, upload_id, tenant)
+        if upload.file_id is None or upload.completion_fingerprint != fingerprint:
+            return None
+        try:
+            return upload, await load_file(connection, upload.file_id, upload.tenant)
+        except RecordNotFound:
+            return None
 
     @writes
     async def cancel(
@@ -266,7 +290,7 @@ async def _end(
     upload_id: str,
     tenant: str | None,
     target: UploadStatus,
-    **values: str,
+    **values: str | None,
 ) -> UploadRecord:
     statement = update(UPLOADS).where(UPLOADS.c.id == upload_id, _IS_OPEN)
     if tenant is not None:

@@ -252,6 +252,26 @@ async def test_of_many_who_complete_or_cancel_at_once_one_succeeds(
         await store.uploads.cancel(upload.id)
 
 
+async def test_a_completed_upload_is_found_by_the_request_that_completed_it(store: Store) -> None:
+    upload, parts = await upload_of(store, 10, tenant="a")
+    uploads = store.uploads
+    assert await uploads.completed(upload.id, "x") is None
+    done = await uploads.complete(upload.id, ids(parts), new_file(), fingerprint="x")
+    assert await uploads.completed(upload.id, "x", tenant="a") == done
+    assert await uploads.completed(upload.id, "y", tenant="a") is None
+    with pytest.raises(RecordNotFound):
+        await uploads.completed(upload.id, "x", tenant="b")
+    await store.files.delete(done[1].id)
+    assert await uploads.completed(upload.id, "x", tenant="a") is None
+
+
+async def test_a_completed_upload_is_not_found_once_its_file_has_expired(store: Store) -> None:
+    upload, parts = await upload_of(store, 10)
+    file = new_file(lifetime_seconds=0)
+    await store.uploads.complete(upload.id, ids(parts), file, fingerprint="x")
+    assert await store.uploads.completed(upload.id, "x") is None
+
+
 async def test_an_upload_that_cannot_record_its_file_is_not_completed(store: Store) -> None:
     upload, parts = await upload_of(store, 10)
     taken = new_file()
@@ -349,5 +369,6 @@ def _everything(
         uploads.add_part(upload_id, new_part(), tenant=tenant),
         uploads.chosen_parts(upload_id, part_ids, tenant=tenant),
         uploads.complete(upload_id, part_ids, new_file(), tenant=tenant),
+        uploads.completed(upload_id, "x", tenant=tenant),
         uploads.cancel(upload_id, tenant),
     ]
