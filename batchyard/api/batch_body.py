@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.json_body import (
+    OF_OBJECTS,
     WITHOUT_NUL,
     Boolean,
     ExpiresAfter,
@@ -253,7 +254,9 @@ class CreateBatch(RequestBody):
     error_url: Url | None = Field(default=None, description="The same for the error file.")
     output_upload: _Upload = None
     error_upload: _Upload = None
-    then: Annotated[list[NextStage], Field(max_length=MAX_STAGES, fail_fast=True)] | None = Field(
+    then: (
+        Annotated[list[NextStage], Field(max_length=MAX_STAGES, fail_fast=True), OF_OBJECTS] | None
+    ) = Field(
         default=None,
         description="Further stages that each line goes through. The results are the last one's "
         "answers.",

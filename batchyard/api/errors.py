@@ -28,7 +28,7 @@ from batchyard.logs import event_logger
 from batchyard.services.patience import PASSING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI, Request, Response
     from starlette.types import Scope
@@ -53,10 +53,17 @@ _WANTED: Final = {
     "int_type": "an integer",
     "bool_type": "a boolean",
     "list_type": "an array of strings",
+    "objects_type": "an array of objects",
     "dict_type": "an object",
     "model_type": "an object",
 }
-"""What a value had to be, by the type of pydantic's error."""
+"""What a value had to be, by the type of pydantic's error or of one of ours."""
+
+_WANTED_LIST: Final = {
+    "string_type": _WANTED["list_type"],
+    "model_type": _WANTED["objects_type"],
+}
+"""What a list had to be, by the type of an element's error."""
 
 _STATUS_MESSAGES = {404: "Invalid URL ({} {}).", 405: "Not allowed to {} on {}."}
 
@@ -232,10 +239,10 @@ async def _validation_error(request: Request, error: Any) -> Response:
 def as_openai_says(error: Mapping[str, Any]) -> ApiError:
     """An error of pydantic's with the message, the parameter and the code that OpenAI has."""
     path = error["loc"][1:]
-    is_element = any(isinstance(part, int) for part in path)
+    is_element = bool(path) and isinstance(path[-1], int)
     limits = error.get("ctx", {})
-    param = ".".join(part for part in path if isinstance(part, str))
-    wanted = _WANTED["list_type"] if is_element else _WANTED.get(error["type"])
+    param = _param(path)
+    wanted = (_WANTED_LIST if is_element else _WANTED).get(error["type"])
     if error["type"] == "string_too_short":
         what = f"'{param}' must not have an empty text." if is_element else f"'{param}' is empty."
         return ApiError(400, what, param=param, code="empty_string")
@@ -246,10 +253,11 @@ def as_openai_says(error: Mapping[str, Any]) -> ApiError:
         return ApiError(400, message, param=param, code=code)
     match error["type"]:
         case "extra_forbidden":
-            param = ".".join([*path, limits["key"][:64]])
+            param = _param((*path, limits["key"][:64]))
             message, code = f"Unknown parameter: '{param}'.", "unknown_parameter"
         case "string_too_long":
-            message = f"'{param}' may have {limits['max_length']} characters."
+            what = f"A text in '{param}'" if is_element else f"'{param}'"
+            message = f"{what} may have {limits['max_length']} characters."
             code = "string_above_max_length"
         case "too_short":
             message, code = f"'{param}' must not be empty.", "empty_array"
@@ -262,3 +270,10 @@ def as_openai_says(error: Mapping[str, Any]) -> ApiError:
         case _:
             message, code = error["msg"], "invalid_value"
     return ApiError(400, message, param=param or None, code=code)
+
+
+def _param(path: Sequence[str | int]) -> str:
+    """The parameter at this path, as in ``then[0].model``; of an element, the list that has it."""
+    named = path[:-1] if path and isinstance(path[-1], int) else path
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in named)
+    return "".join(parts).removeprefix(".")

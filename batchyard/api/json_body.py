@@ -41,12 +41,20 @@ def _without_nul(value: Any) -> Any:
     return value
 
 
+def _array_of_objects(value: Any) -> Any:
+    if not isinstance(value, list):
+        raise PydanticCustomError("objects_type", "No array.")
+    return value
+
+
 def described(**schema: Any) -> Any:
     """What the OpenAPI document says of a value that is checked where the rule belongs."""
     return Field(json_schema_extra=schema)
 
 
 WITHOUT_NUL: Final = BeforeValidator(_without_nul)
+OF_OBJECTS: Final = BeforeValidator(_array_of_objects)
+"""For lists of objects: pydantic's own error does not say what is in them."""
 
 Text = Annotated[str, Strict(), WITHOUT_NUL]
 Texts = Annotated[list[Annotated[str, Strict()]], Field(fail_fast=True)]

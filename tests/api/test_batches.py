@@ -146,6 +146,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input_file_id": ..., "input_file_ids": ["a", 7]}, "input_file_ids", "invalid_type"),
     ({"input_file_id": ..., "input_file_ids": ["a", ""]}, "input_file_ids", "empty_string"),
     (
+        {"input_file_id": ..., "input_file_ids": ["a", "x" * 257]},
+        "input_file_ids",
+        "string_above_max_length",
+    ),
+    (
+        {"output_upload": {"part_urls": ["https://a/" + "x" * 8192], "complete_url": "https://a/"}},
+        "output_upload.part_urls",
+        "string_above_max_length",
+    ),
+    (
         {"input_file_id": ..., "input_file_ids": ["a"] * 101},
         "input_file_ids",
         "array_above_max_length",

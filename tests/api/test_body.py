@@ -10,13 +10,22 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from batchyard.api.batch_body import CreateBatch
 from batchyard.api.body import MAX_JSON_BYTES, Pace, body_stream, read_json
 from batchyard.api.errors import ApiError, as_openai_says, handle_errors
-from batchyard.api.json_body import Boolean, Integer, JsonBody, RequestBody, Text, Texts, Url
+from batchyard.api.json_body import (
+    OF_OBJECTS,
+    Boolean,
+    Integer,
+    JsonBody,
+    RequestBody,
+    Text,
+    Texts,
+    Url,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 
 MISSING, WRONG = "missing_required_parameter", "invalid_type"
 NO_ARRAY = "Invalid type for 'texts': it must be an array of strings."
+NO_OBJECTS = "Invalid type for 'inners': it must be an array of objects."
 QUICK = Pace(window_seconds=0.2, least_bytes=10)
 
 
@@ -136,6 +146,9 @@ async def test_no_body_may_be_an_empty_object() -> None:
 
 class Inner(RequestBody):
     seconds: Integer
+    name: Text | None = None
+    tags: Texts | None = None
+    words: Annotated[str, Field(min_length=1)] | None = None
 
 
 class Sample(RequestBody):
@@ -145,6 +158,8 @@ class Sample(RequestBody):
     texts: Texts | None = None
     inner: Inner | None = None
     short: Url | None = None
+    inners: Annotated[list[Inner], OF_OBJECTS] | None = None
+    urls: list[Url] | None = None
 
 
 def refusal(model: type[BaseModel], body: dict[str, Any]) -> ApiError:
@@ -196,6 +211,59 @@ def refusal(model: type[BaseModel], body: dict[str, Any]) -> ApiError:
             "short",
             "string_above_max_length",
             "'short' may have 8192 characters.",
+        ),
+        ({"inners": 5}, "inners", WRONG, NO_OBJECTS),
+        ({"inners": {}}, "inners", WRONG, NO_OBJECTS),
+        ({"inners": [5]}, "inners", WRONG, NO_OBJECTS),
+        ({"inners": [{"seconds": 1}, None]}, "inners", WRONG, NO_OBJECTS),
+        (
+            {"inners": [{"seconds": 1, "k" * 65: 1}]},
+            f"inners[0].{'k' * 64}",
+            "unknown_parameter",
+            f"Unknown parameter: 'inners[0].{'k' * 64}'.",
+        ),
+        (
+            {"inners": [{"seconds": 1}, {}]},
+            "inners[1].seconds",
+            MISSING,
+            "Missing required parameter: 'inners[1].seconds'.",
+        ),
+        (
+            {"inners": [{"seconds": None}]},
+            "inners[0].seconds",
+            MISSING,
+            "Missing required parameter: 'inners[0].seconds'.",
+        ),
+        (
+            {"inners": [{"seconds": "x"}]},
+            "inners[0].seconds",
+            WRONG,
+            "Invalid type for 'inners[0].seconds': it must be an integer.",
+        ),
+        (
+            {"inners": [{"seconds": 1, "name": 5}]},
+            "inners[0].name",
+            WRONG,
+            "Invalid type for 'inners[0].name': it must be a string without NUL.",
+        ),
+        (
+            {"inners": [{"seconds": 1, "tags": ["x", 5]}]},
+            "inners[0].tags",
+            WRONG,
+            "Invalid type for 'inners[0].tags': it must be an array of strings.",
+        ),
+        (
+            {"inners": [{"seconds": 1, "words": ""}]},
+            "inners[0].words",
+            "empty_string",
+            "'inners[0].words' is empty.",
+        ),
+        ({"urls": [5]}, "urls", WRONG, NO_ARRAY.replace("texts", "urls")),
+        (
+            {"urls": ["x", "x" * 8193]},
+            "urls",
+            "string_above_max_length",
+            "A text in 'urls' may have 8192 characters.",
         ),
     ],
 )

@@ -59,6 +59,9 @@ async def test_a_client_has_one_batch_one_event_and_the_answers_of_each_stage(
         ({"template": "{{ contnt }}"}, "then[0].template", "'contnt' is not one of its variables"),
         ({"template": "{% if %}"}, "then[0].template", "cannot be used"),
         ({"template": '{% include "x" %}'}, "then[0].template", "may not include"),
+        ({"template": 5}, "then[0].template", "must be a string"),
+        ({"template": None}, "then[0].template", "Missing required parameter"),
+        ({"templates": "x"}, "then[0].templates", "Unknown parameter"),
     ],
 )
 def test_a_stage_that_can_never_run_is_refused_at_once(
@@ -67,3 +70,10 @@ def test_a_stage_that_can_never_run_is_refused_at_once(
     status, body = post(api, then=[EMBED | stage])
     assert (status, body["error"]["param"]) == (400, param)
     assert words in body["error"]["message"]
+
+
+@pytest.mark.parametrize("then", [5, {}, [5], [EMBED, None]])
+def test_stages_are_an_array_of_objects(api: Api, then: Any) -> None:
+    status, body = post(api, then=then)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, "then", "invalid_type")
+    assert "it must be an array of objects" in body["error"]["message"]
