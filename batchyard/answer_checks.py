@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 STEPS_OF_ALL: Final = 1_000_000
 STEPS_OF_LINE: Final = 500
-"""How many keywords and their values may be looked at, altogether and for each line more: a schema
-of a client's can be written so that one answer takes forever."""
+"""How many values of schemas and answers may be looked at, altogether and for each line more: a
+schema of a client's can be written so that one answer takes forever."""
 SECONDS_AT_ONCE: Final = 0.1
 SECONDS_OF_ANSWER: Final = 0.001
 MOST_SECONDS: Final = 0.005
@@ -34,6 +34,10 @@ _KEYWORDS: Final = (
 )
 """Not those with regular expressions, in which one match can take forever, and not those whose
 work cannot be counted."""
+_WALKING: Final = frozenset({"items", "additionalProperties", "propertyNames"})
+"""Keywords that look at each value of an answer, also where their own value is empty."""
+_COMPARING: Final = frozenset({"const", "enum"})
+"""Keywords that hold an answer against all that is in their value, however deep."""
 _NULL: Final = msgspec.Raw(b"null")
 
 
@@ -258,7 +262,7 @@ def _validator_class(take: Callable[[int], None]) -> Any:
         check = known[name]
 
         def run(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any]:
-            take(1 + (len(value) if isinstance(value, list | dict) else 0))
+            take(_steps(name, value, instance))
             if name == "additionalProperties" and "patternProperties" in schema:
                 return ()
             return check(validator, value, instance, schema) or ()
@@ -271,6 +275,28 @@ def _validator_class(take: Callable[[int], None]) -> Any:
         type_checker=Draft202012Validator.TYPE_CHECKER,
         id_of=Draft202012Validator.ID_OF,
     )
+
+
+def _steps(name: str, value: Any, instance: Any) -> int:
+    """How many values a keyword looks at, those of the answer among them."""
+    if name in _COMPARING:
+        return 1 + _count(value)
+    return 1 + _length(value) + (_length(instance) if name in _WALKING else 0)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list | dict) else 0
+
+
+def _count(value: Any) -> int:
+    """Of the value and all that is in it."""
+    count, left = 0, [value]
+    while left:
+        each = left.pop()
+        count += 1
+        if isinstance(each, list | dict):
+            left += each.values() if isinstance(each, dict) else each
+    return count
 
 
 def _without_dialects(schema: Any) -> Any:

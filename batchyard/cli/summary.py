@@ -36,7 +36,7 @@ async def describe(services: Services, batch: BatchRecord) -> str:
     """What there is to know of a batch, whether it has ended or not."""
     now = await services.store.database.now()
     if batch.status in TERMINAL:
-        head, *rest = (await summarise(services, batch)).splitlines()
+        head, *rest = (await summarise(services, batch, most_errors=None)).splitlines()
     else:
         head, rest = f"{batch.id} is {status_words(batch)}.", _open_lines(batch, now)
     about = {
@@ -84,10 +84,12 @@ def _aligned(about: Mapping[str, str]) -> list[str]:
     return [f"  {name:<9} {printable(value)}" for name, value in about.items() if value]
 
 
-async def summarise(services: Services, batch: BatchRecord) -> str:
+async def summarise(
+    services: Services, batch: BatchRecord, *, most_errors: int | None = _ERRORS_SHOWN
+) -> str:
     """Status, counts, where each file is, and what was wrong with the input.
 
-    A file that is not where the user wanted it is where it is kept.
+    A file that is not where the user wanted it is where it is kept. ``most_errors`` None: all.
     """
     counts, usage = batch.counts, batch.usage
     lines = [f"{batch.id} {_ended(batch)}."]
@@ -119,7 +121,7 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
             lines.append(f"  {name:<9} {place}")
     if batch.flow_run_id is not None:
         lines.append(f"  flow run  {_flow_run(batch.flow_run_id)}")
-    return "\n".join([*lines, *_errors(batch)])
+    return "\n".join([*lines, *_errors(batch, most_errors)])
 
 
 def _ended(batch: BatchRecord) -> str:
@@ -134,11 +136,10 @@ def _ended(batch: BatchRecord) -> str:
             return f"is {status.value}"
 
 
-def _errors(batch: BatchRecord) -> list[str]:
+def _errors(batch: BatchRecord, most: int | None) -> list[str]:
     errors = batch.errors or ()
-    lines = [f"  {error_words(error)}" for error in errors[:_ERRORS_SHOWN]]
-    hidden = len(errors) - _ERRORS_SHOWN
-    if hidden > 0:
+    lines = [f"  {error_words(error)}" for error in errors[:most]]
+    if (hidden := len(errors) - len(lines)) > 0:
         lines.append(f"  and {hidden} more: batchyard show {batch.id}")
     hints = dict.fromkeys(_HINTS[error.code] for error in errors if error.code in _HINTS)
     return lines + [f"  {hint}" for hint in hints]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchyard.store import BatchRecord
-    from batchyard.store.overview import ListedBatch, Listing
+    from batchyard.store.overview import ListedBatch, Listing, Overview
 
 PAGE_SIZE: Final = 50
 _MOST_PAGES: Final = 10_000
@@ -168,6 +168,18 @@ def query_of(asked: Asked) -> str:
     }
     given = {name: value for name, value in parts.items() if value}
     return f"?{urlencode(given)}" if given else ""
+
+
+async def read_page(overview: Overview, asked: Asked) -> tuple[Asked, Listing]:
+    """The batches of the page that is asked for, or of the last one if there are fewer pages.
+
+    They may have left the filter since the page was opened or bookmarked.
+    """
+    listing = await overview.batches(asked)
+    if listing.total and not listing.batches:
+        asked = replace(asked, page=(listing.total - 1) // asked.limit)
+        listing = await overview.batches(asked)
+    return asked, listing
 
 
 def table_of(asked: Asked, listing: Listing, now: float) -> BatchTable:

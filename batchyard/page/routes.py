@@ -9,7 +9,7 @@ from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at ru
 
 from batchyard.api.errors import ApiError
 from batchyard.api.session import PageCaller  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.page.batch_rows import asked_from, query_of, table_of
+from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.one_batch import BatchPage, batch_page
 from batchyard.page.route import PageRoute, shell
@@ -96,8 +96,8 @@ async def _batches(request: Request, caller: Caller) -> dict[str, Any]:
     store, asked = caller.services.store, asked_from(request.query_params, caller.sees_tenant)
 
     async def ask() -> dict[str, Any]:
-        listing = await store.overview.batches(asked)
-        return {"table": table_of(asked, listing, await store.database.now())}
+        shown, listing = await read_page(store.overview, asked)
+        return {"table": table_of(shown, listing, await store.database.now())}
 
     answers = answers_of(request)
     return await answers.get(("batches", caller.sees_tenant, query_of(asked)), ask)

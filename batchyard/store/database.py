@@ -271,6 +271,11 @@ def _replace_lost_connections(engine: AsyncEngine) -> None:
             context.is_disconnect = context.invalidate_pool_on_disconnect = True
 
 
+def _lower(text: Any) -> Any:
+    """In place of SQLite's own function, which knows the letters of ASCII only."""
+    return text.lower() if isinstance(text, str) else text
+
+
 def _prepare_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
     @event.listens_for(engine.sync_engine, "connect")
     def connect(connection: DBAPIConnection, record: object) -> None:  # noqa: ARG001 - the event's signature
@@ -286,6 +291,7 @@ def _prepare_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute(f"PRAGMA foreign_keys = {int(foreign_keys)}")
         cursor.close()
+        connection.create_function("lower", 1, _lower, deterministic=True)
 
     @event.listens_for(engine.sync_engine, "begin")
     def begin(connection: Connection) -> None:

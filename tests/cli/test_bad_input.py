@@ -170,6 +170,10 @@ def test_many_errors_are_not_all_shown(terminal: Terminal, run: Run) -> None:
     terminal.write("in.jsonl", [chat_line(f"id-{n}") for n in range(30)])
     ended = run("-i", "in.jsonl", "--model", "org/other")
     assert f"and 10 more: batchyard show {ended.batch_id}" in ended.stderr
+    assert ended.stderr.count("model_not_found") == 20
+    shown = terminal.batchyard("show", ended.batch_id).stdout
+    assert shown.count("model_not_found") == 30
+    assert "more: batchyard show" not in shown
 
 
 # -- the output ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from batchyard.batch_error import BatchError
 from batchyard.page import static_files
-from batchyard.page.batch_rows import asked_from, query_of, table_of
+from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.failures import grouped_refusals
@@ -163,6 +163,18 @@ async def charts(services: Services, batch_id: str) -> Charts | None:
     assert listed
     points = await services.store.batch_history.of(batch_id)
     return charts_of(listed, points, await services.store.database.now(), None)
+
+
+async def test_behind_the_last_page_is_the_last_one(services: Services) -> None:
+    """Batches have left the filter meanwhile: the table must not say that there are none."""
+    store = services.store
+    await samples.many(store, 5)
+    shown, listing = await read_page(store.overview, Asked(show=Show.ALL, page=9, limit=2))
+    assert (shown.page, len(listing.batches), listing.total) == (2, 2, 6)
+    table = table_of(shown, listing, await store.database.now())
+    assert (table.shown, table.query, table.next) == ("5–6", "?show=all&page=2", None)
+    shown, listing = await read_page(store.overview, Asked(tenant="nobody", page=9))
+    assert (shown.page, listing.total) == (9, 0)
 
 
 async def test_the_table_has_costs_so_far_and_costs(services: Services) -> None:

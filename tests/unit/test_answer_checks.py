@@ -118,6 +118,32 @@ def test_a_schema_that_would_take_forever_is_given_up(monkeypatch: pytest.Monkey
         is_good(asking(schema), chat("1"))
 
 
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"items": {}},
+        {"additionalProperties": {}},
+        {"propertyNames": {}},
+        {"const": [[[0] * 4_000]]},
+        {"enum": [[[0] * 4_000]]},
+    ],
+    ids=lambda keyword: next(iter(keyword)),
+)
+def test_what_a_schema_looks_at_in_an_answer_counts(
+    keyword: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred such keywords take a second for an answer with some thousand values."""
+    monkeypatch.setattr("batchyard.answer_checks.STEPS_OF_ALL", 100_000)
+    answer: Any = {f"k{n}": 0 for n in range(4_000)}
+    all_are_looked_at = "allOf"
+    if "items" in keyword:
+        answer = [0] * 4_000
+    elif keyword.keys() <= {"const", "enum"}:
+        answer, all_are_looked_at = [[[0] * 3_999 + [1]]], "anyOf"
+    with pytest.raises(TooMuchToCheck):
+        is_good(asking({all_are_looked_at: [keyword] * 60}), chat(json.dumps(answer)))
+
+
 def test_a_schema_cannot_bring_another_validator() -> None:
     """One that knows ``pattern`` would find a fault here."""
     other = {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^x$"}

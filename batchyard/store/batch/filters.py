@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from sqlalchemy import Text, and_, func, or_, true, type_coerce
 
 from batchyard.lifecycle import STOPPABLE, TERMINAL, UNFINISHED, BatchStatus
@@ -122,16 +123,24 @@ def ordered(asked: Asked) -> list[ColumnElement[Any]]:
 
 
 def matches(search: str) -> ColumnElement[bool]:
-    """The batches with these words in their id, model, tenant or metadata."""
-    words = search.lower()
+    """The batches with these words in their id, model, tenant or metadata.
+
+    As they are, or in lower case: which capitals PostgreSQL knows depends on its locale. On SQLite
+    ``lower`` is Python's (see :mod:`batchyard.store.database`).
+    """
+    # As text: what the client wrote, keys and values alike. A quote in it has a backslash.
+    metadata = type_coerce(BATCHES.c.client_metadata, Text)
+    as_written = msgspec.json.encode(search).decode()[1:-1]
     places = (
-        BATCHES.c.id,
-        BATCHES.c.model,
-        BATCHES.c.tenant,
-        # As text: what the client wrote, keys and values alike.
-        type_coerce(BATCHES.c.client_metadata, Text),
+        (BATCHES.c.id, search),
+        (BATCHES.c.model, search),
+        (BATCHES.c.tenant, search),
+        (metadata, search),
+        (metadata, as_written),
     )
-    return or_(*(func.lower(place).contains(words, autoescape=True) for place in places))
+    exact = (place.contains(words, autoescape=True) for place, words in places)
+    lower = (func.lower(place).contains(words.lower(), autoescape=True) for place, words in places)
+    return or_(*exact, *lower)
 
 
 _ORDERS: Final[dict[Sort, ColumnElement[Any]]] = {
