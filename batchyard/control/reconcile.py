@@ -45,8 +45,9 @@ class Reconciled:
 class Watch:
     """Since when the passes of one process have followed each other.
 
-    While the database is away, no runner can send a heartbeat. Each one has to be given the time
-    for one afterwards, or the pass that comes first would end all engines.
+    While the database is away, no runner can send a heartbeat or renew a lease. Each one has to be
+    given the time for that afterwards, or the pass that comes first would end all engines, and free
+    what they run.
     """
 
     def __init__(self, *, every_seconds: float) -> None:
@@ -70,19 +71,21 @@ async def reconcile(services: Services, watch: Watch | None = None) -> Reconcile
 
     Before that, make up for a clock of the database that was set back.
 
-    With a ``watch``, runners are lost only if it covers the time that they were silent for.
+    With a ``watch``, runners are lost and chunks are freed only if it covers the time that their
+    processes were silent for.
     """
     store, silent_seconds = services.store, services.settings.lease_seconds
     await make_up_for_clock(services)
     overdue = await stop_overdue(store, await store.batches.overdue(_OVERDUE_AT_ONCE))
     lost: Sequence[RunnerRecord] = ()
+    put_back = 0
     if watch is None or watch.covers(silent_seconds, await store.database.now()):
         lost = await store.runners.lose(silent_seconds)
+        put_back = await store.chunks.put_back()
     for runner in lost:
         log.warning(
             "runner.lost", runner=runner.id, model=runner.model, flow_run=runner.flow_run_id
         )
-    put_back = await store.chunks.put_back()
     await store.runners.prune(_ENDED_RUNNERS_KEPT_SECONDS)
     return Reconciled(tuple(overdue), tuple(lost), put_back, await store.batch_leases.free_count())
 

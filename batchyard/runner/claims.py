@@ -71,6 +71,7 @@ class Claims:
         """
         if self._held.backpressure.is_on:
             return None
+        await self._held.renewals.before_claim()
         busy = self._busy()
         if busy and (self._is_making_room or any(busy)):
             await self._clear_background()
@@ -160,7 +161,10 @@ class Claims:
         if self._has_looked():
             return False
         found = await self._services.store.chunks.is_any_free(
-            self._model, without=self._not_now(), beside=beside
+            self._model,
+            without=self._not_now(),
+            beside=beside,
+            with_expired=self._held.renewals.may_take_expired,
         )
         if not found:
             self._no_others_at, self._no_others_beside = time.monotonic(), self._queue.keys
@@ -180,7 +184,12 @@ class Claims:
         if await self._is_any_free(queue.beside):
             return await self._claim_of(self._batch_id, self._not_now(), queue.beside)
         # Not before others: of many small batches one after the other would go first.
-        joinable = await chunks.joinable(self._model, queue.hosts, without=self._not_now())
+        joinable = await chunks.joinable(
+            self._model,
+            queue.hosts,
+            without=self._not_now(),
+            with_expired=self._held.renewals.may_take_expired,
+        )
         return None if joinable is None else await self._claim_of(joinable)
 
     async def _claim_of(
@@ -194,5 +203,6 @@ class Claims:
             without=without,
             beside=beside,
             hosts=[host for key, host in self._places.items() if key in self._queue],
+            with_expired=self._held.renewals.may_take_expired,
         )
         return claimed[0] if claimed else None

@@ -11,7 +11,7 @@ from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.runner.backpressure import Backpressure
 from batchyard.runner.standstill import Standstill
-from batchyard.services.renewal import renewing
+from batchyard.services.renewal import Renewals
 from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ class HeldChunks:
         self.running: dict[LeaseKey, ChunkRun] = {}
         self.standstill = Standstill(services.settings.lease_seconds)
         """Until it is over, some of them may be others'."""
+        self.renewals = Renewals(
+            self._renew, self.look, lease_seconds=services.settings.lease_seconds
+        )
         self.backpressure = Backpressure()
         self._troubles: dict[LeaseKey, str | None] = {}
         """As they were recorded here."""
@@ -46,10 +49,9 @@ class HeldChunks:
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Renew what is held while the block runs; give it back at the end."""
-        every_seconds = self._services.settings.lease_seconds / 3
         watching = asyncio.create_task(self.standstill.watch(self._look_after_standstill))
         try:
-            async with renewing(self._renew, every_seconds=every_seconds, what=self.owner):
+            async with self.renewals.going_on(what=self.owner):
                 yield
         finally:
             watching.cancel()
@@ -124,7 +126,7 @@ class HeldChunks:
         Or after the time of a lease: a lost chunk that a slow store keeps here must not hold up
         the other batches of the engine.
         """
-        await self._renew()
+        await self.renewals.renew()
         await self.look()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._services.settings.lease_seconds):

@@ -7,11 +7,11 @@ nothing more until the process has looked.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
 from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
+from batchyard.services.moment import clocks, seconds_between
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ class Standstill:
         self.on_over: Callable[[], object] = lambda: None
         """Called when the process may go on."""
         self._lease_seconds = lease_seconds
-        self._ran_at = _clocks()
+        self._ran_at = clocks()
         self._is_unseen = False
 
     @property
@@ -48,21 +48,17 @@ class Standstill:
         while True:
             await asyncio.sleep(self._lease_seconds / _BEATS)
             if self.is_over:
-                self._ran_at = _clocks()
+                self._ran_at = clocks()
                 continue
             try:
                 await look()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
                 log.warning("runner.not_seen", describe(error))
                 continue
-            self._ran_at, self._is_unseen = _clocks(), False
+            self._ran_at, self._is_unseen = clocks(), False
             self.on_over()
 
     def _notice(self) -> None:
-        gaps = (now - then for now, then in zip(_clocks(), self._ran_at, strict=True))
-        self._is_unseen |= max(gaps) > self._lease_seconds * _MOST
-
-
-def _clocks() -> tuple[float, float]:
-    # The second one alone goes on while a machine sleeps. A clock that is set costs a look.
-    return time.monotonic(), time.time()
+        # A clock that is set costs a look.
+        gap_seconds = seconds_between(self._ran_at, clocks())
+        self._is_unseen |= gap_seconds > self._lease_seconds * _MOST

@@ -22,7 +22,7 @@ from batchyard.logs import event_logger
 from batchyard.services.interruption import Interruption
 from batchyard.services.log_words import describe
 from batchyard.services.published import Figures
-from batchyard.services.renewal import renewing
+from batchyard.services.renewal import Renewals
 from batchyard.services.stop_batch import stop_overdue
 from batchyard.services.wait_words import why_it_waits
 from batchyard.services.work_places import WorkPlace, WorkPlaces
@@ -143,16 +143,16 @@ class HeldBatches:
         self._working: dict[str, WorkPlace] = {}
         self._held: dict[str, HeldBatch] = {}
         self._leases_lost = 0
+        self._renewals = Renewals(
+            self._renew, self._look, lease_seconds=settings.batch_lease_seconds
+        )
         self._expired_at = -math.inf
         """When batches with an expired lease were looked for."""
         self._at_end = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        every_seconds = self._settings.batch_lease_seconds / 3
         self._at_end.push_async_callback(self._release_all)
-        await self._at_end.enter_async_context(
-            renewing(self._renew, every_seconds=every_seconds, what=self.owner)
-        )
+        await self._at_end.enter_async_context(self._renewals.going_on(what=self.owner))
         looking = asyncio.create_task(self._keep_looking(), name="batch snapshots")
 
         async def stop_looking() -> None:
@@ -182,7 +182,9 @@ class HeldBatches:
 
         Hold or release each of them. Where chains have few places, none is among several.
         """
+        await self._renewals.before_claim()
         with_expired = time.monotonic() - self._expired_at >= _EXPIRED_SECONDS
+        with_expired = with_expired and self._renewals.may_take_expired
         chains, is_little = self._room_for_chains(), self.has_few_places_for_chains
         leases = await self._store.batch_leases.claim(
             owner=self.owner,
@@ -340,8 +342,12 @@ class HeldBatches:
                 lease = BatchLease(batch_id, batch.epoch, self.owner)
                 self._held[batch_id] = HeldBatch(lease)
                 return
+            await self._renewals.before_claim()
             leases = await store.batch_leases.claim(
-                owner=self.owner, lease_seconds=settings.batch_lease_seconds, batch_id=batch_id
+                owner=self.owner,
+                lease_seconds=settings.batch_lease_seconds,
+                batch_id=batch_id,
+                with_expired=self._renewals.may_take_expired,
             )
             if leases:
                 self._held[batch_id] = HeldBatch(leases[0])

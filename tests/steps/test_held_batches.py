@@ -16,11 +16,14 @@ from batchyard.metric_families import BATCHES_HELD, LEASES_LOST
 from batchyard.services.held_batches import HeldBatches
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
+from tests.steps.outages import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 SOON_SECONDS = 20.0
+LEASE_SECONDS = 30.0
+"""Of a batch, whatever the settings are."""
 
 
 async def run_out(yard: Yard, table: str = "batches") -> None:
@@ -149,6 +152,63 @@ async def test_a_batch_of_a_crashed_process_is_found_within_seconds(
         assert await held.claim(8) == []
         monkeypatch.setattr("batchyard.services.held_batches._EXPIRED_SECONDS", 0.0)
         assert await held.claim(8) == [batch_id]
+
+
+async def test_a_process_keeps_its_batches_when_the_database_was_away_for_longer_than_a_lease(
+    yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own next claim would take them, and end the work on them."""
+    monkeypatch.setattr(intervals, "POLL_SECONDS", 3600)
+    outage = Outage(yard, monkeypatch)
+    async with (
+        HeldBatches(yard.services.store, yard.services.settings) as held,
+        held.hold(batch_id) as batch,
+    ):
+        async with outage.away("batches", LEASE_SECONDS):
+            with pytest.raises(StoreUnavailable):
+                await held.claim(8)
+        assert await held.claim(8) == []
+        assert await claimed_by(yard, "other") == 0
+        assert not batch.is_lost
+
+
+async def test_after_an_outage_others_may_renew_their_batches_before_they_are_claimed(
+    yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody had is claimed at once."""
+    monkeypatch.setattr("batchyard.services.held_batches._EXPIRED_SECONDS", 0.0)
+    outage = Outage(yard, monkeypatch)
+    assert await claimed_by(yard, "other") == 1
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        async with outage.away("batches", LEASE_SECONDS):
+            pass
+        free = await yard.create([chat_line("b")])
+        assert await held.claim(8) == [free]
+        outage.pass_by(LEASE_SECONDS * 0.4)
+        assert await held.claim(8) == [batch_id]
+
+
+async def test_after_an_outage_a_named_batch_is_left_to_its_owner_for_a_while_too(
+    yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = Outage(yard, monkeypatch)
+    assert await claimed_by(yard, "other") == 1
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        is_held = asyncio.Event()
+
+        async def work() -> None:
+            async with held.hold(batch_id):
+                is_held.set()
+
+        async with outage.away("batches", LEASE_SECONDS):
+            pass
+        working = asyncio.create_task(work())
+        await outage.answers(10)
+        assert not is_held.is_set()
+        outage.pass_by(LEASE_SECONDS * 0.4)
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+            await working
+        assert is_held.is_set()
 
 
 async def test_after_an_error_a_batch_is_left_alone_for_a_while(yard: Yard, batch_id: str) -> None:

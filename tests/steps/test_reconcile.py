@@ -107,6 +107,30 @@ async def test_runners_are_given_time_for_a_heartbeat_once_the_database_is_back(
     assert await lost_at(180) == 0
 
 
+async def test_runners_are_given_time_to_renew_their_leases_once_the_database_is_back(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that comes first would end the requests of all chunks, and count it against
+    them."""
+    database, chunks = yard.services.store.database, yard.services.store.chunks
+    yard.set(lease_seconds=60.0)
+    batch_id = await yard.prepared([chat_line("one")])
+    watch = Watch(every_seconds=10.0)
+    now = await database.now()
+
+    async def put_back_at(seconds: float) -> int:
+        async def later() -> float:
+            return now + seconds
+
+        monkeypatch.setattr(database, "now", later)
+        return (await reconcile(yard.services, watch)).chunks_put_back
+
+    await chunks.claim(model="stub-model", owner="away", lease_seconds=RUN_OUT)
+    assert [await put_back_at(second) for second in range(0, 70, 10)] == [0] * 6 + [1]
+    (chunk,) = await chunks_in(yard.services.store, batch_id)
+    assert (chunk.status, chunk.deaths) == (ChunkStatus.PENDING, 1)
+
+
 async def silent_runner(yard: Yard, seconds: float) -> None:
     """A runner that has sent no heartbeat for so long."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard import intervals
+from batchyard.control.reconcile import Watch, reconcile
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import EngineLost, StoreUnavailable
 from batchyard.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, WINDOW
@@ -18,11 +19,13 @@ from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
+from tests.steps.outages import Outage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 SOON_SECONDS = 20.0
+LEASE_SECONDS = 20.0
 MODEL = "stub-model"
 
 
@@ -38,7 +41,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 async def pool(yard: Yard) -> AsyncIterator[PoolRunner]:
-    yard.set(runner_idle_seconds=3600.0, lease_seconds=20.0)
+    yard.set(runner_idle_seconds=3600.0, lease_seconds=LEASE_SECONDS)
     runner = PoolRunner(yard)
     yield runner
     await runner.cancel()
@@ -198,9 +201,82 @@ async def test_one_renewal_that_fails_is_not_the_last(
         return await renew(*args)
 
     monkeypatch.setattr(chunks, "renew", away_at_first)
+    # A runner that claims renews as well.
+    monkeypatch.setattr(intervals, "POLL_SECONDS", 3600.0)
     yard.set(lease_seconds=0.6)
     pool.start()
     await until(lambda: tried >= 3)
+
+
+async def test_a_runner_keeps_its_chunks_when_the_database_was_away_for_longer_than_a_lease(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the reconciler, nor another runner, nor its own next claim takes them from it."""
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
+    outage, watch = Outage(yard, monkeypatch), Watch(every_seconds=10.0)
+    batch_id = await yard.prepared(lines(4))
+    engine = pool.start(max_num_seqs=32, latency=3600.0)
+    await until(lambda: engine.running == 4)
+    neighbour = PoolRunner(yard)
+    try:
+        other = neighbour.start()
+        await until(lambda: other.starts == 1)
+        await reconcile(yard.services, watch)
+        async with outage.away("chunks", LEASE_SECONDS):
+            await outage.refuses(20)
+        await reconcile(yard.services, watch)
+        await outage.answers(50)
+    finally:
+        await neighbour.cancel()
+    (chunk,) = await chunks_in(yard.services.store, batch_id)
+    assert (chunk.epoch, chunk.deaths) == (1, 0)
+    assert (engine.running, engine.aborted, other.executed) == (4, 0, 0)
+
+
+async def test_a_runner_that_cannot_renew_its_leases_claims_nothing(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be its own chunk, of which it does not know that it was lost."""
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
+    outage, chunks = Outage(yard, monkeypatch), yard.services.store.chunks
+    renew, tried = chunks.renew, 0
+
+    async def fail(*_: object) -> Any:
+        nonlocal tried
+        tried += 1
+        raise StoreUnavailable("The rows are locked.")
+
+    engine = pool.start(max_num_seqs=32, latency=3600.0)
+    await until(lambda: engine.starts == 1)
+    monkeypatch.setattr(chunks, "renew", fail)
+    outage.pass_by(LEASE_SECONDS)
+    batch_id = await yard.prepared(lines(4))
+    await until(lambda: tried >= 3)
+    assert [chunk.epoch for chunk in await chunks_in(yard.services.store, batch_id)] == [0]
+    monkeypatch.setattr(chunks, "renew", renew)
+    await until(lambda: engine.running == 4)
+
+
+async def test_after_an_outage_a_runner_lets_others_renew_their_leases_before_it_claims_them(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody had is claimed at once."""
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
+    outage, store = Outage(yard, monkeypatch), yard.services.store
+    held = await yard.prepared(lines(4, "held"))
+    assert await store.chunks.claim(model=MODEL, owner="other", lease_seconds=3600.0)
+    engine = pool.start(max_num_seqs=32, latency=3600.0)
+    await until(lambda: engine.starts == 1)
+    async with outage.away("chunks", LEASE_SECONDS):
+        await outage.refuses(3)
+    free = await yard.prepared(lines(4, "free"))
+    await until(lambda: engine.running >= 4)
+    assert [chunk.epoch for chunk in await chunks_in(store, free)] == [1]
+    assert [chunk.epoch for chunk in await chunks_in(store, held)] == [1]
+    outage.pass_by(LEASE_SECONDS * 0.4)
+    await until(lambda: engine.running == 8)
+    (chunk,) = await chunks_in(store, held)
+    assert (chunk.epoch, chunk.deaths) == (2, 1)
 
 
 async def test_an_engine_that_is_ready_while_the_database_is_away_serves_when_it_is_back(

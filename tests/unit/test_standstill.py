@@ -45,7 +45,7 @@ class Looks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks()
-    monkeypatch.setattr(standstill, "_clocks", clocks)
+    monkeypatch.setattr(standstill, "clocks", clocks)
     return clocks
 
 

@@ -108,14 +108,14 @@ class BatchLeases(Aggregate):
 
         The order is that of :mod:`batchyard.turns`. Nothing is leased of ``without_tenants``, no
         chain ``without_chains``, and none of the tenants ``without_chains_of``. An empty list: no
-        batch is free. Without ``with_expired``, batches whose owner's lease has expired are not
-        looked for: that reads every batch that has not ended.
+        batch is free. Without ``with_expired``, no batch is leased whose owner's lease has expired.
+        To look for them reads every batch that has not ended.
         """
         if batch_id is None:
             wanted = _is_wanted(without_tenants, without_chains, without_chains_of)
             free = _free_batches(limit, wanted, with_expired=with_expired)
         else:
-            free = _one_free_batch(batch_id)
+            free = _one_free_batch(batch_id, with_expired=with_expired)
         ids = (await connection.execute(free)).scalars().all()
         # They are locked: what was free when they were read still is.
         leased = await connection.execute(
@@ -205,9 +205,10 @@ class BatchLeases(Aggregate):
         return set((await connection.execute(statement)).scalars())
 
 
-def _one_free_batch(batch_id: str) -> Select[Any]:
+def _one_free_batch(batch_id: str, *, with_expired: bool) -> Select[Any]:
     # Waits for a transaction that has locked the row: it may leave the batch free.
-    return select(BATCHES.c.id).where(BATCHES.c.id == batch_id, _IS_FREE).with_for_update()
+    free = select(BATCHES.c.id).where(BATCHES.c.id == batch_id, _IS_FREE).with_for_update()
+    return free if with_expired else free.where(has_no_owner(BATCHES))
 
 
 def _is_wanted(
@@ -234,15 +235,17 @@ def _free_batches(limit: int, wanted: ColumnElement[bool], *, with_expired: bool
     waiting = select(free.c.tenant).where(is_free(free))
     if with_expired:
         waiting = waiting.where(free.c.status.in_(UNFINISHED))
+        is_wanted = _IS_FREE
     else:
         waiting = waiting.where(has_no_owner(free))
+        is_wanted = and_(_IS_FREE, has_no_owner(BATCHES))
     counts = and_(counts, BATCHES.c.tenant.in_(waiting), wanted)
-    ranks = turns_of_batches(counts, _IS_FREE).subquery("ranks")
+    ranks = turns_of_batches(counts, is_wanted).subquery("ranks")
     return (
         select(BATCHES.c.id)
         .join(ranks, ranks.c.id == BATCHES.c.id)
         # Asked of the row itself once more: another claimer may have had it in between.
-        .where(_IS_FREE)
+        .where(is_wanted)
         .order_by(ranks.c.turn, ranks.c.is_open, BATCHES.c.expires_at, BATCHES.c.id)
         .limit(limit)
         .with_for_update(of=BATCHES, skip_locked=True)

@@ -9,7 +9,7 @@ from sqlalchemy import and_, case, func, or_, select
 from batchyard.store.batch.order import in_flow, is_background, is_small_rest, urgency
 from batchyard.store.batch.roots import BATCH_ROOTS
 from batchyard.store.batch.rows import BATCHES, IS_IN_PROGRESS
-from batchyard.store.chunk.rows import ANSWER_BITS, CHUNKS, IS_FREE, is_due
+from batchyard.store.chunk.rows import ANSWER_BITS, CHUNKS, is_claimable, is_due
 from batchyard.store.clock import clock
 from batchyard.store.tenant.tenants import TENANTS
 
@@ -34,11 +34,18 @@ def is_runnable() -> ColumnElement[bool]:
 
 
 def batches_with_free_chunks(
-    model: str, batch_id: str | None, without: Collection[str] = ()
+    model: str,
+    batch_id: str | None,
+    without: Collection[str] = (),
+    *,
+    with_expired: bool = True,
 ) -> Select[Any]:
     """The batches of a model that have a chunk to lease, those whose turn it is first."""
     free = select(CHUNKS.c.index).where(
-        CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, IS_FREE, is_due()
+        CHUNKS.c.batch_id == BATCHES.c.id,
+        CHUNKS.c.model == model,
+        is_claimable(with_expired=with_expired),
+        is_due(),
     )
     statement = (
         select(BATCHES.c.id, BATCHES.c.tenant)
@@ -73,9 +80,11 @@ def batches_to_run(
     batch_id: str | None,
     without: Collection[str],
     beside: Beside,
+    *,
+    with_expired: bool = True,
 ) -> Select[Any]:
     """Of :func:`batches_with_free_chunks` those that a runner may have ``beside`` its own."""
-    statement = batches_with_free_chunks(model, batch_id, without)
+    statement = batches_with_free_chunks(model, batch_id, without, with_expired=with_expired)
     if beside.has_large:
         # Others make room for no background batch, and a background batch has a limit of its own.
         statement = statement.where(or_(is_small_rest(), is_background()))
@@ -86,9 +95,12 @@ def batches_to_run(
     return statement
 
 
-def batches_like(model: str, host: Standing, without: Collection[str]) -> Select[Any]:
+def batches_like(
+    model: str, host: Standing, without: Collection[str], *, with_expired: bool = True
+) -> Select[Any]:
     """The first batches in order of the host's flow, class and priority that have roots."""
-    statement = batches_with_free_chunks(model, None, without).with_only_columns(BATCHES.c.id)
+    statement = batches_with_free_chunks(model, None, without, with_expired=with_expired)
+    statement = statement.with_only_columns(BATCHES.c.id)
     return statement.where(
         in_flow(host.flow),
         urgency() == host.urgency,
@@ -97,7 +109,14 @@ def batches_like(model: str, host: Standing, without: Collection[str]) -> Select
     ).limit(_MOST_CANDIDATES)
 
 
-def free_chunks(batch_id: str, model: str, limit: int, *, first: int | None = None) -> Select[Any]:
+def free_chunks(
+    batch_id: str,
+    model: str,
+    limit: int,
+    *,
+    first: int | None = None,
+    with_expired: bool = True,
+) -> Select[Any]:
     """Chunks to lease, the number ``first`` before others.
 
     On PostgreSQL two claimers never wait for each other's rows.
@@ -107,7 +126,8 @@ def free_chunks(batch_id: str, model: str, limit: int, *, first: int | None = No
         in_order.insert(0, case((CHUNKS.c.index == first, 0), else_=1))
     return (
         select(CHUNKS.c.index)
-        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, IS_FREE, is_due())
+        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model)
+        .where(is_claimable(with_expired=with_expired), is_due())
         .order_by(*in_order)
         .limit(limit)
         .with_for_update(skip_locked=True)

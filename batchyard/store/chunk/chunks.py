@@ -100,6 +100,7 @@ class Chunks(Aggregate):
         beside: Beside = _NOTHING,
         hosts: Sequence[Host] = (),
         limit: int = 1,
+        with_expired: bool = True,
     ) -> list[ChunkLease]:
         """Lease up to ``limit`` chunks of ``model``, of one batch or of the first in order.
 
@@ -108,16 +109,21 @@ class Chunks(Aggregate):
         found; then they go by number or, one at a time, so that the runner has a range of them
         (:mod:`batchyard.ranges`) and begins where its ``hosts`` are. An empty list: no chunk is
         free. Nothing is leased of a batch that is paused or overdue, in ``without``, or that is
-        ``beside`` the runner. An owner whose lease ran out counts as a death of the chunk.
+        ``beside`` the runner. An owner whose lease ran out counts as a death of the chunk. Without
+        ``with_expired``, such a chunk is not leased.
         """
         leases: list[ChunkLease] = []
         tenants: set[str] = set()
-        candidates = await connection.execute(batches_to_run(model, batch_id, without, beside))
+        batches = batches_to_run(model, batch_id, without, beside, with_expired=with_expired)
+        candidates = await connection.execute(batches)
         for candidate, tenant in candidates.all():
             first = None
             if limit == 1:
-                first = await first_choice(connection, candidate, model, owner, hosts)
-            free = free_chunks(candidate, model, limit - len(leases), first=first)
+                first = await first_choice(
+                    connection, candidate, model, owner, hosts, with_expired=with_expired
+                )
+            most = limit - len(leases)
+            free = free_chunks(candidate, model, most, first=first, with_expired=with_expired)
             leased = await _lease(connection, candidate, free, owner, lease_seconds)
             if leased:
                 leases += leased
@@ -265,9 +271,10 @@ class Chunks(Aggregate):
         *,
         without: Collection[str] = (),
         beside: Beside = _NOTHING,
+        with_expired: bool = True,
     ) -> bool:
         """Whether :meth:`claim` would find one, for those who ask often."""
-        first = batches_to_run(model, None, without, beside)
+        first = batches_to_run(model, None, without, beside, with_expired=with_expired)
         return (await connection.execute(first.limit(1))).first() is not None
 
     @reads
@@ -278,6 +285,7 @@ class Chunks(Aggregate):
         of: Sequence[Standing],
         *,
         without: Collection[str] = (),
+        with_expired: bool = True,
     ) -> str | None:
         """A batch that has a chunk to lease and is better run beside one ``of`` these than after.
 
@@ -286,7 +294,8 @@ class Chunks(Aggregate):
         for host in of:
             if host.roots is None:
                 continue
-            candidates = await connection.execute(batches_like(model, host, without))
+            alike = batches_like(model, host, without, with_expired=with_expired)
+            candidates = await connection.execute(alike)
             for candidate in candidates.scalars().all():
                 roots = (await read_roots(connection, [candidate]))[candidate]
                 if roots.is_worth_joining(host.roots):

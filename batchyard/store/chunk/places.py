@@ -10,7 +10,7 @@ from sqlalchemy import and_, select
 from batchyard.ranges import Piece, choose
 from batchyard.roots import Roots  # noqa: TC001 - a value of Host, whose users may resolve it
 from batchyard.store.batch.roots import read_roots
-from batchyard.store.chunk.rows import ANSWER_BITS, CHUNKS, IS_FREE, IS_LEASED, is_due
+from batchyard.store.chunk.rows import ANSWER_BITS, CHUNKS, IS_LEASED, is_claimable, is_due
 from batchyard.store.leasing import is_held
 
 if TYPE_CHECKING:
@@ -28,7 +28,13 @@ class Host:
 
 
 async def first_choice(
-    connection: AsyncConnection, batch_id: str, model: str, owner: str, hosts: Sequence[Host]
+    connection: AsyncConnection,
+    batch_id: str,
+    model: str,
+    owner: str,
+    hosts: Sequence[Host],
+    *,
+    with_expired: bool,
 ) -> int | None:
     """The number of the chunk; None: whatever is first."""
     place = await _place(connection, batch_id, hosts) if hosts else None
@@ -40,7 +46,7 @@ async def first_choice(
             CHUNKS.c.first_record,
             CHUNKS.c.request_count,
             CHUNKS.c.token_estimate,
-            and_(IS_FREE, is_due()).label("is_free"),
+            and_(is_claimable(with_expired=with_expired), is_due()).label("is_free"),
             and_(IS_LEASED, is_held(CHUNKS)).label("is_held"),
             CHUNKS.c.owner,
             ANSWER_BITS,

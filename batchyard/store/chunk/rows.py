@@ -151,6 +151,12 @@ ANSWER_BITS: ColumnElement[int] = func.coalesce(CHUNKS.c.answer_bits, 0)
 IS_FREE = and_(IS_OPEN, is_free(CHUNKS))
 """The chunk has no owner: it is pending, or its lease has expired."""
 
+
+def is_claimable(*, with_expired: bool = True) -> ColumnElement[bool]:
+    """The chunk is free; without ``with_expired`` it is also nobody's whose lease has run out."""
+    return IS_FREE if with_expired else and_(IS_FREE, ~IS_LEASED)
+
+
 Index(
     "ix_chunks_open",
     CHUNKS.c.batch_id,

@@ -40,10 +40,19 @@ S = BatchStatus
 
 
 async def claim(
-    store: Store, owner: str = "a", *, lease_seconds: float = 60, limit: int = 1
+    store: Store,
+    owner: str = "a",
+    *,
+    lease_seconds: float = 60,
+    limit: int = 1,
+    with_expired: bool = True,
 ) -> list[ChunkLease]:
     return await store.chunks.claim(
-        model=MODEL, owner=owner, lease_seconds=lease_seconds, limit=limit
+        model=MODEL,
+        owner=owner,
+        lease_seconds=lease_seconds,
+        limit=limit,
+        with_expired=with_expired,
     )
 
 
@@ -67,6 +76,24 @@ async def test_nothing_is_claimed_where_nothing_is_free(store: Store) -> None:
     await begun_batch(store)
     await claim(store)
     assert await claim(store, "b") == []
+
+
+async def test_a_claim_may_leave_out_chunks_with_an_expired_lease(store: Store) -> None:
+    """Their owners may still renew them after an outage of the database."""
+    batch = await begun_batch(store, chunks=2)
+    await claim(store, lease_seconds=NOW_OVER)
+
+    async def is_any_free() -> bool:
+        return await store.chunks.is_any_free(MODEL, with_expired=False)
+
+    assert await is_any_free()
+    leases = await claim(store, "b", limit=2, with_expired=False)
+    assert [lease.index for lease in leases] == [1]
+    assert not await is_any_free()
+    # One at a time it is chosen among all of them, beside another runner.
+    assert await claim(store, "c", with_expired=False) == []
+    assert [lease.index for lease in await claim(store, "c")] == [0]
+    assert [chunk.deaths for chunk in await chunks_in(store, batch.id)] == [1, 0]
 
 
 async def test_a_claim_takes_no_more_than_its_limit(store: Store) -> None:

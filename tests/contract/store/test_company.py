@@ -105,6 +105,20 @@ async def test_a_paused_batch_is_no_company(store: Store) -> None:
     assert await company(store, one) is None
 
 
+async def test_a_batch_whose_lease_has_run_out_may_be_left_out(store: Store) -> None:
+    """Its owner may still renew it after an outage of the database."""
+    one, other = await begun(store), await begun(store)
+    await store.chunks.claim(
+        model=MODEL, owner="b", lease_seconds=NOW_OVER, batch_id=other, limit=80
+    )
+    standing = await store.chunks.standing(one)
+    for with_expired, found in [(True, other), (False, None)]:
+        joinable = await store.chunks.joinable(
+            MODEL, [standing], without={one}, with_expired=with_expired
+        )
+        assert joinable == found
+
+
 async def test_a_batch_without_roots_has_no_company(store: Store) -> None:
     one = await begun(store, Roots())
     await begun(store)
