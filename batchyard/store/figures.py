@@ -13,6 +13,7 @@ from sqlalchemy import Double, String, and_, case, cast, func, or_, select, type
 from batchyard.hours import Hours
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads
+from batchyard.store.batch.live import IS_CHAIN, SUMS, of_own_chunks, sums_of_chunks
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.candidates import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
@@ -35,7 +36,6 @@ _DELIVERIES = DeliveryRow.metadata.tables["deliveries"]
 _HOURS = EngineHoursRow.metadata.tables["engine_hours"]
 _RATES = RateRow.metadata.tables["rates"]
 _RUNNERS = RunnerRow.metadata.tables["runners"]
-_SUMS: Final = ("completed", "failed", "input_tokens", "cached_tokens", "output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +140,9 @@ async def _ended(connection: AsyncConnection) -> list[EndedBatches]:
     times = [BATCHES.c[status.timestamp_field] for status in TERMINAL if status.timestamp_field]
     took = func.coalesce(*times) - BATCHES.c.created_at
     classes = [_count_where(took <= limit) for limit in DURATIONS]
-    # A chain's own columns are those of all stages, whose parts are batches as well. Its chunks
-    # are of its first stage, as before its end: otherwise counters would go back there.
-    is_chain = BATCHES.c.stages > 0
-    first_stages = (
-        select(CHUNKS.c.batch_id, *(func.sum(CHUNKS.c[name]).label(name) for name in _SUMS))
-        .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
-        .where(BATCHES.c.status.in_(TERMINAL), is_chain)
-        .group_by(CHUNKS.c.batch_id)
-        .subquery()
-    )
-    sums = [
-        func.sum(case((is_chain, func.coalesce(first_stages.c[name], 0)), else_=BATCHES.c[name]))
-        for name in _SUMS
-    ]
+    # Of chains their first stages, as before their end: otherwise counters would go back there.
+    first_stages = sums_of_chunks(and_(BATCHES.c.status.in_(TERMINAL), IS_CHAIN)).subquery()
+    sums = [func.sum(of_own_chunks(first_stages, name)) for name in SUMS]
     group = (BATCHES.c.status, BATCHES.c.endpoint, BATCHES.c.model)
     statement = (
         select(*group, func.count(), func.sum(took), *sums, *classes)
@@ -164,15 +153,15 @@ async def _ended(connection: AsyncConnection) -> list[EndedBatches]:
     found = []
     for status, endpoint, model, count, seconds, *numbers in await connection.execute(statement):
         values = [int(number) for number in numbers]
-        totals = dict(zip(_SUMS, values, strict=False))
-        within = tuple(values[len(_SUMS) :])
+        totals = dict(zip(SUMS, values, strict=False))
+        within = tuple(values[len(SUMS) :])
         ended = EndedBatches(status, endpoint, model, count, float(seconds), within, totals)
         found.append(ended)
     return found
 
 
 async def _open(connection: AsyncConnection) -> list[OpenBatches]:
-    sums = [func.coalesce(func.sum(CHUNKS.c[name]), 0).label(name) for name in _SUMS]
+    sums = [func.coalesce(func.sum(CHUNKS.c[name]), 0).label(name) for name in SUMS]
     of_chunks = (
         select(CHUNKS.c.batch_id, *sums, func.sum(case((IS_LEASED, 1), else_=0)).label("leased"))
         .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
@@ -196,7 +185,7 @@ async def _open(connection: AsyncConnection) -> list[OpenBatches]:
             _count_where(BATCHES.c.late_since.is_not(None)),
             func.min(BATCHES.c.expires_at - BATCHES.c.eta_at),
             clock() - func.min(case((waits, BATCHES.c.created_at), else_=None)),
-            *(func.coalesce(func.sum(of_chunks.c[name]), 0) for name in _SUMS),
+            *(func.coalesce(func.sum(of_chunks.c[name]), 0) for name in SUMS),
         )
         .outerjoin(of_chunks, of_chunks.c.batch_id == BATCHES.c.id)
         .where(BATCHES.c.status.in_(UNFINISHED))
@@ -205,7 +194,7 @@ async def _open(connection: AsyncConnection) -> list[OpenBatches]:
     found = []
     for row in await connection.execute(statement):
         status, endpoint, model, count, paused, at_risk, slack, waiting, *numbers = row
-        sums_now = {name: int(each) for name, each in zip(_SUMS, numbers, strict=True)}
+        sums_now = {name: int(each) for name, each in zip(SUMS, numbers, strict=True)}
         slack = None if slack is None else float(slack)
         waiting = None if waiting is None else max(0.0, float(waiting))
         found.append(

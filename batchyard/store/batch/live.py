@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, case, func, select
+from sqlalchemy import and_, case, func, or_, select
 
 from batchyard.lifecycle import TERMINAL, UNFINISHED
 from batchyard.store.batch.history import POINTS
-from batchyard.store.batch.rows import BATCHES, seen_by
+from batchyard.store.batch.rows import BATCHES, works_for
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED
 from batchyard.store.clock import clock
 from batchyard.store.leasing import is_held
@@ -29,9 +29,14 @@ ENDED_AT: Final = func.coalesce(
 )
 """When a batch ended; NULL before."""
 
+IS_CHAIN: Final = BATCHES.c.stages > 0
 
-def sums_of_chunks() -> Select[Any]:
-    """The sums of every batch that has not ended, and its requests that run (``running``)."""
+
+def sums_of_chunks(which: ColumnElement[bool] | None = None) -> Select[Any]:
+    """The sums of the chunks of these batches, and their requests that run (``running``).
+
+    None: of every batch that has not ended.
+    """
     unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
     running = case((and_(IS_LEASED, is_held(CHUNKS)), unanswered), else_=0)
     return (
@@ -41,7 +46,7 @@ def sums_of_chunks() -> Select[Any]:
             func.sum(running).label("running"),
         )
         .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
-        .where(BATCHES.c.status.in_(UNFINISHED))
+        .where(BATCHES.c.status.in_(UNFINISHED) if which is None else which)
         .group_by(CHUNKS.c.batch_id)
     )
 
@@ -50,6 +55,16 @@ def live(chunks: Subquery, name: str) -> ColumnElement[int]:
     """One of :data:`SUMS` of a batch that is joined with :func:`sums_of_chunks`, outer."""
     has_ended = BATCHES.c.status.in_(TERMINAL)
     return case((has_ended, BATCHES.c[name]), else_=func.coalesce(chunks.c[name], 0))
+
+
+def of_own_chunks(chunks: Subquery, name: str) -> ColumnElement[int]:
+    """As :func:`live`, for sums over batches and the parts of chains.
+
+    An ended chain's own columns are those of all stages, whose parts are batches as well. Its
+    chunks are of its first stage, as before its end: otherwise later stages would count twice.
+    ``chunks`` must have those of ended chains too.
+    """
+    return case((IS_CHAIN, func.coalesce(chunks.c[name], 0)), else_=live(chunks, name))
 
 
 def points_before(seconds: float, batch_ids: Collection[str] | None = None) -> Select[Any]:
@@ -73,13 +88,16 @@ def points_before(seconds: float, batch_ids: Collection[str] | None = None) -> S
 def answered_within(seconds: float, tenant: str | None) -> Select[Any]:
     """What all batches together have got in the last ``seconds``: :data:`SUMS`, in this order.
 
-    A batch that began before and has no point of that time is left out: when its answers came is
-    not known.
+    Of a chain, the requests of all stages count, each when it is answered. A batch that began
+    before and has no point of that time is left out: when its answers came is not known.
     """
     before = points_before(seconds).subquery()
-    chunks = sums_of_chunks().subquery()
+    has_sums_there = or_(BATCHES.c.status.in_(UNFINISHED), IS_CHAIN)
+    # As ids: with the conditions in its own query, SQLite looks at every chunk there is.
+    ids = select(BATCHES.c.id).where(_is_recent(seconds), has_sums_there).correlate(None)
+    chunks = sums_of_chunks(BATCHES.c.id.in_(ids)).subquery()
     gained = (
-        func.coalesce(func.sum(live(chunks, name) - func.coalesce(before.c[name], 0)), 0)
+        func.coalesce(func.sum(of_own_chunks(chunks, name) - func.coalesce(before.c[name], 0)), 0)
         for name in SUMS
     )
     began = func.coalesce(BATCHES.c.in_progress_at, BATCHES.c.created_at)
@@ -91,7 +109,8 @@ def answered_within(seconds: float, tenant: str | None) -> Select[Any]:
         .outerjoin(before, before.c.batch_id == BATCHES.c.id)
         .where(_is_recent(seconds), is_known)
     )
-    return statement if tenant is None else statement.where(seen_by(tenant))
+    # Not `seen_by`: a tenant sees no parts of chains, but what they have got is its own.
+    return statement if tenant is None else statement.where(works_for(tenant))
 
 
 def _is_recent(seconds: float) -> ColumnElement[bool]:

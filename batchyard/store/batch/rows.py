@@ -337,9 +337,16 @@ _UNFINISHED: Final[list[ColumnElement[str]]] = [
 def seen_by(tenant: str) -> ColumnElement[bool]:
     """The batch is the tenant's, and neither holds its background responses nor is a part."""
     return and_(
+        works_for(tenant),
+        BATCHES.c.part_of.is_(None),
+    )
+
+
+def works_for(tenant: str) -> ColumnElement[bool]:
+    """The batch is one that the tenant sees, or a part of it."""
+    return and_(
         BATCHES.c.tenant == tenant,
         BATCHES.c.holds_responses.is_(False),
-        BATCHES.c.part_of.is_(None),
     )
 
 

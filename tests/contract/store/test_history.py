@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.event import listen, remove
 
+from batchyard.chains import Stage
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import EngineLoad, RunnerKind
+from batchyard.store import ChainPart, EngineLoad, RunnerKind
 from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.store.batch.history import MOST_POINTS, POINT_SECONDS, POINTS, too_many
+from batchyard.wire import BatchUsage, RequestCounts
 from tests.contract.store.samples import (
     MODEL,
     USAGE,
     batch_in,
+    begin,
     begun_batch,
+    finish,
     new_batch,
+    new_file,
     rewrite,
 )
 
@@ -171,6 +176,38 @@ async def test_a_batch_of_which_nothing_is_known_that_long_is_left_out(store: St
     (lease,) = await store.chunks.claim(model=MODEL, owner="r", lease_seconds=60)
     await store.chunks.record_progress(lease, completed=6, failed=3, usage=USAGE)
     assert (await store.overview.work()).hour.completed == 0
+
+
+async def test_the_stages_of_a_chain_count_once_and_when_they_were_answered(store: Store) -> None:
+    """At the chain's end too, where its own columns hold all stages; and for its tenant."""
+    stage = Stage("/v1/embeddings", "{}")
+    chain = await store.batches.create(
+        new_batch(tenant="a", then=(stage,)), owner="me", lease_seconds=60
+    )
+    await begin(store, chain.id)
+    file = new_file(tenant="a", holds_responses=True)
+    new = new_batch(tenant="a", input_file_id=file.id, part_of=chain.id)
+    ordinals = bytes(40)
+    part = ChainPart(batch_id=new.id, chain_id=chain.id, stage=1, ordinals=ordinals)
+    await store.chains.add_part(part, file, new, epoch=1)
+    await begin(store, part.batch_id)
+    for lease in await store.chunks.claim(model=MODEL, owner="r", lease_seconds=60, limit=2):
+        await store.chunks.complete(lease, completed=9, failed=1, usage=USAGE)
+    for batch_id in (chain.id, part.batch_id):
+        began = await aged(store, batch_id, 7200)
+        # The requests of both stages were answered long ago, but for the tokens of the last few.
+        counts = {"completed": 9, "failed": 1, "input_tokens": 50}
+        await add_points(store, batch_id, [began + 3000], **counts)
+    before = [(await store.overview.work(tenant)).hour for tenant in (None, "a")]
+    both = BatchUsage(input_tokens=140, output_tokens=60, total_tokens=200)
+    for batch_id, usage in ((part.batch_id, USAGE), (chain.id, both)):
+        await store.batches.advance(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        counted = RequestCounts(total=10, completed=9, failed=1)
+        await finish(store, batch_id, BatchStatus.COMPLETED, counts=counted, usage=usage)
+    after = [(await store.overview.work(tenant)).hour for tenant in (None, "a")]
+    assert before == after
+    assert [(each.completed, each.failed, each.input_tokens) for each in after] == [(0, 0, 40)] * 2
+    assert (await store.overview.work("b")).hour.input_tokens == 0
 
 
 async def test_figures_are_of_one_tenant(store: Store) -> None:
