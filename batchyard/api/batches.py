@@ -41,10 +41,9 @@ from batchyard.wire import Batch, BatchStages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from batchyard.api.auth import Caller
     from batchyard.services.services import Services
     from batchyard.steps.create import BatchRequest
-    from batchyard.store import BatchRecord
+    from batchyard.store import BatchRecord, Store
 
 router = APIRouter(prefix="/batches", lifespan=starting_runners, route_class=Route)
 
@@ -77,7 +76,7 @@ async def create_batch(
     key = await _idempotency_key(_ROUTE, idempotency_key, asked)
     services = caller.services
     with as_batches_say():
-        batch = await _accepted_before(caller, key)
+        batch = await accepted_before(caller.services.store, caller.tenant, key)
         if batch is None:
             wanted = replace(
                 await asked.to_request(caller.tenant, services.settings),
@@ -161,7 +160,7 @@ async def retry_batch(
         idempotency=key,
     )
     with as_batches_say(), _as_retries_say():
-        batch = await _accepted_before(caller, key)
+        batch = await accepted_before(services.store, caller.tenant, key)
         if batch is None:
             async with RETRY_TURNS.turn(caller.tenant):
                 batch = await accept_retry(
@@ -213,16 +212,17 @@ async def deliver_results(
     )
 
 
-async def _accepted_before(caller: Caller, key: IdempotencyKey | None) -> BatchRecord | None:
+async def accepted_before(
+    store: Store, tenant: str, key: IdempotencyKey | None
+) -> BatchRecord | None:
     """The batch of a request that is repeated: it is not checked again, its URLs may have expired.
 
     None for a request that is new.
     """
     if key is None:
         return None
-    store = caller.services.store
-    earlier = await store.idempotency.find(caller.tenant, key)
-    return None if earlier is None else await store.batches.get(earlier, caller.tenant)
+    earlier = await store.idempotency.find(tenant, key)
+    return None if earlier is None else await store.batches.get(earlier, tenant)
 
 
 async def _accept(

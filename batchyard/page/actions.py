@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from batchyard.api.batches import RETRY_TURNS, as_batches_say
+from batchyard.api.batches import RETRY_TURNS, accepted_before, as_batches_say
 from batchyard.api.errors import ApiError
 from batchyard.api.files import file_response
 from batchyard.api.session import PageCaller, read_form
 from batchyard.errors import TransitionConflict
+from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute
 from batchyard.page.routes import answers_of
 from batchyard.steps.create import MAX_PRIORITY
@@ -66,15 +67,26 @@ async def cancel(batch_id: str, request: Request, caller: PageCaller) -> Respons
 
 @router.post("/batches/{batch_id}/retry")
 async def retry(batch_id: str, request: Request, caller: PageCaller) -> Response:
-    """Make a new batch of its lines that failed, and go there."""
-    await caller.services.store.batches.get(batch_id, caller.sees_tenant)
-    asking = RetryCaller()
+    """Make a new batch of its lines that failed, and go there.
+
+    A form that is sent twice makes one batch, and leads there both times.
+    """
+    services = caller.services
+    batch = await services.store.batches.get(batch_id, caller.sees_tenant)
+    key = key_of(f"POST /batches/{batch_id}/retry", await read_form(request))
+    asking = RetryCaller(idempotency=key)
     if not caller.is_operator:
-        pace = caller.services.settings.quota.batches_per_hour
-        asking = RetryCaller(tenant=caller.tenant, batches_per_hour=pace)
+        pace = services.settings.quota.batches_per_hour
+        asking = RetryCaller(tenant=caller.tenant, batches_per_hour=pace, idempotency=key)
     async with RETRY_TURNS.turn(caller.tenant):
         with as_batches_say():
-            new_id = await retry_batch(caller.services, batch_id, caller=asking)
+            # Within the turn: of two clicks, the second one waits for the batch of the first one.
+            # Keys are kept by tenant, and the new batch is of the old one's tenant.
+            earlier = await accepted_before(services.store, batch.tenant, key)
+            if earlier is None:
+                new_id = await retry_batch(services, batch_id, caller=asking)
+            else:
+                new_id = earlier.id
     request.app.state.request_runner()
     return _back(request, new_id)
 

@@ -31,6 +31,7 @@ from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RecordNotFound, RequestRefused, StorageError
 from batchyard.files.upload import FileUse, upload_file
 from batchyard.page.failures import Group, grouped_refusals
+from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute, shell
 from batchyard.page.routes import answers_of
 from batchyard.page.words import compact, count, percent, short_duration, size
@@ -118,7 +119,7 @@ async def estimate(file_id: str, request: Request, caller: PageCaller) -> Respon
 
 @router.post("/new/{file_id}")
 async def create(file_id: str, request: Request, caller: PageCaller) -> Response:
-    """Create the batch, and go there."""
+    """Create the batch, and go there; a form that is sent twice makes one."""
     fields = await read_form(request)
     file = await _file(caller, file_id)
     name = fields.get("name", "").strip()
@@ -137,6 +138,7 @@ async def create(file_id: str, request: Request, caller: PageCaller) -> Response
                 on_invalid=fields.get("on_invalid", OnInvalid.FAIL),
             ),
             batches_per_hour=caller.services.settings.quota.batches_per_hour,
+            idempotency=key_of(f"POST /new/{file_id}", fields),
         )
     except RequestRefused as error:
         return await _estimate_page(request, caller, file_id, message=str(error))

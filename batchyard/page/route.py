@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from batchyard.api.errors import SERVER_FAILED, ApiError, as_api_error, log_failure
 from batchyard.api.session import csrf_token
 from batchyard.errors import BatchyardError
+from batchyard.page.form_key import new_form_key
 from batchyard.page.html import render
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def shell(request: Request, caller: Caller | None, template: str, **values: Any)
         status=status,
         caller=caller,
         csrf="" if caller is None else csrf_token(request),
+        form_key=new_form_key(),
         **values,
     )
 

@@ -55,7 +55,8 @@ def caller_of(services: Services, tenant: str) -> Caller:
 
 def request() -> Any:
     state = SimpleNamespace(page_answers=SharedAnswers(), request_runner=lambda: None)
-    return SimpleNamespace(app=SimpleNamespace(state=state))
+    form: dict[str, str] = {}
+    return SimpleNamespace(app=SimpleNamespace(state=state), state=SimpleNamespace(form=form))
 
 
 async def test_a_tenants_retries_delay_no_retry_of_another_tenant(

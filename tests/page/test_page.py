@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -261,6 +262,25 @@ async def test_a_file_with_bad_lines_runs_without_them_if_there_are_others(
     assert batch.options.on_invalid is OnInvalid.ERROR_FILE
 
 
+async def test_a_form_that_is_sent_twice_makes_one_batch(
+    site: str, services: Services, keys: tuple[str, str]
+) -> None:
+    """As by a double click. With other fields, it makes another one."""
+    async with httpx.AsyncClient(base_url=site, follow_redirects=True) as client:
+        form = await client.get("/login")
+        fields = {"csrf": token_in(form.text), "key": keys[0], "next": "/new"}
+        fields = {"csrf": token_in((await client.post("/login", data=fields)).text)}
+        page = await client.post("/new", data=fields, files={"file": ("a.jsonl", line("a"))})
+        asked = {**fields, "endpoint": "/v1/completions", "form_key": form_key_in(page.text)}
+        clicks = [client.post(page.url.path, data=asked) for _ in range(2)]
+        made = {answer.url.path for answer in await asyncio.gather(*clicks)}
+        assert [f"/batches/{each.id}" for each in await services.store.batches.page("one")] == [
+            *made
+        ]
+        await client.post(page.url.path, data={**asked, "window": "1h"})
+    assert len(await services.store.batches.page("one")) == 2
+
+
 def line(custom_id: str) -> str:
     body = {"model": "m", "prompt": "Once", "max_tokens": 4}
     request = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
@@ -327,6 +347,13 @@ async def test_a_tenant_sees_and_changes_its_own_batches_only(
 def token_in(page: str) -> str:
     """The token of its forms."""
     found = re.search(r'name="csrf" value="([0-9a-f]+)"', page)
+    assert found
+    return found[1]
+
+
+def form_key_in(page: str) -> str:
+    """What makes a form that is sent twice work once."""
+    found = re.search(r'name="form_key" value="([^"]{20,})"', page)
     assert found
     return found[1]
 

@@ -1,7 +1,8 @@
-"""The page's Retry button has the limits of the API's route."""
+"""The page's Retry button has the limits of the API's route, and works once for each page."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from tests.page import samples
-from tests.page.test_page import token_in
+from tests.page.test_page import form_key_in, token_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,3 +59,36 @@ async def test_an_operators_retry_has_no_limit(
         for _ in range(3):
             answer = await client.post(f"/batches/{batch.id}/retry", data=fields)
             assert answer.status_code == 303
+
+
+async def test_a_double_click_on_retry_makes_one_batch(
+    site: str, services: Services, operator_key: str
+) -> None:
+    """Both clicks lead to it; who loads the page again may retry again."""
+    batch = await samples.ended(services, "x", tenant="one")
+    at = f"/batches/{batch.id}"
+    async with session(site, operator_key) as (client, fields):
+        form = {**fields, "form_key": form_key_in((await client.get(at)).text)}
+        clicks = [client.post(f"{at}/retry", data=form) for _ in range(2)]
+        answers = [*await asyncio.gather(*clicks), await client.post(f"{at}/retry", data=form)]
+        form["form_key"] = form_key_in((await client.get(at)).text)
+        again = await client.post(f"{at}/retry", data=form)
+    (made,) = {answer.headers["location"] for answer in answers}
+    assert (await services.store.batches.get(made.removeprefix("/batches/"))).retry_of == batch.id
+    assert again.headers["location"] not in {made, at}
+    assert len(await services.store.batches.page("one")) == 3
+
+
+async def test_the_key_of_the_retry_form_stays_while_somebody_looks_at_it(
+    site: str, services: Services, operator_key: str
+) -> None:
+    """What the page renews by itself has no key: it would differ at each look."""
+    ended = await samples.ended(services, "x", tenant="one")
+    running = await samples.running(services, "y", owner="r")
+    async with session(site, operator_key) as (client, _):
+        page = (await client.get(f"/batches/{ended.id}")).text
+        renewed = (await client.get(f"/batches/{running.id}")).text
+    assert "form_key" in page
+    assert "hx-get" not in page
+    assert "hx-get" in renewed
+    assert "form_key" not in renewed
