@@ -1,7 +1,8 @@
 """The failed lines of a batch, grouped by their code, and answers to look at.
 
-While it runs, both come from the newest segments, which know the number of each line; afterwards
-from the first megabytes of its files. Neither is all of a large batch, and the page says so.
+While it runs, both come from the newest segments, which do not know the numbers of lines: they
+count neither blank lines nor bad ones that were left out. Afterwards both come from the first
+megabytes of its files. Neither is all of a large batch, and the page says so.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class FailedLine:
-    """``number`` counts from 1; None: the line is further into the file than is searched."""
+    """``number`` counts from 1, blank lines too; None: it is not known.
+
+    The line is then further into the file than is searched, or its batch still runs.
+    """
 
     custom_id: str
     number: int | None
@@ -111,13 +115,14 @@ def grouped_refusals(errors: Iterable[BatchError]) -> list[Group]:
 async def _of_files(services: Services, batch: BatchRecord) -> Findings:
     groups, is_partial = [], False
     if batch.error_file_id is not None:
-        lines, is_partial = await _head_of(services, batch.error_file_id, MOST_BYTES)
+        found, is_partial = await _head_of(services, batch.error_file_id, MOST_BYTES)
+        lines = [line for line in found if line.strip()]
         numbers = await _numbers(services, batch, [custom_id_of(line) for line in lines])
         groups = _grouped((line, numbers.get(custom_id_of(line))) for line in lines)
     answers: list[Answer] = []
     if batch.output_file_id is not None:
-        lines, _ = await _head_of(services, batch.output_file_id, _SEGMENT_BYTES // 4)
-        answers = [_answer(line) for line in lines[:_ANSWERS]]
+        found, _ = await _head_of(services, batch.output_file_id, _SEGMENT_BYTES // 4)
+        answers = [_answer(line) for line in found[:_ANSWERS] if line.strip()]
     return Findings(groups, is_partial, answers)
 
 
@@ -127,25 +132,27 @@ async def _numbers(services: Services, batch: BatchRecord, custom_ids: list[str]
         return {}
     wanted = set(custom_ids)
     lines, _ = await _head_of(services, batch.input_file_id, _INPUT_BYTES)
-    found = ((custom_id_of(line), number) for number, line in enumerate(lines, start=1))
+    found = (
+        (custom_id_of(line), number) for number, line in enumerate(lines, start=1) if line.strip()
+    )
     return {custom_id: number for custom_id, number in found if custom_id in wanted}
 
 
 async def _head_of(services: Services, file_id: str, most_bytes: int) -> tuple[list[bytes], bool]:
-    """The whole lines at the beginning of a file, and whether there are more."""
+    """The whole lines at the beginning of a file, also blank ones, and whether there are more."""
     file = await services.store.files.get(file_id)
     stop = min(file.size_bytes, most_bytes)
     data = b"".join([part async for part in services.storage.get(file.storage_key, stop=stop)])
     is_cut = stop < file.size_bytes
     lines = data.split(b"\n")
-    return [line for line in (lines[:-1] if is_cut else lines) if line.strip()], is_cut
+    return lines[:-1] if is_cut else lines, is_cut
 
 
 async def _of_segments(services: Services, batch: BatchRecord) -> Findings:
     failing, newest = await services.store.overview.chunks_to_see(batch.id)
-    errors: list[tuple[bytes, int | None]] = []
+    errors: list[bytes] = []
     answers: list[bytes] = []
-    budget, seen = _MOST_SEGMENTS, 0
+    budget = _MOST_SEGMENTS
     for index in dict.fromkeys([*failing, *newest]):
         keys = [key async for key in services.storage.list(chunk_prefix(batch.id, index))]
         for key in sorted(keys, reverse=True)[:budget]:
@@ -156,12 +163,13 @@ async def _of_segments(services: Services, batch: BatchRecord) -> Findings:
             for entry in decode_entries(data):
                 line = data[entry.position : entry.position + entry.length]
                 if entry.outcome is Outcome.ERROR:
-                    errors.append((line, entry.ordinal + 1))
-                    seen += 1
+                    errors.append(line)
                 elif index in newest:
                     answers.append(line)
-    groups = _grouped(errors)
-    return Findings(groups, seen < batch.failed, [_answer(line) for line in answers[-_ANSWERS:]])
+    groups = _grouped((line, None) for line in errors)
+    return Findings(
+        groups, len(errors) < batch.failed, [_answer(line) for line in answers[-_ANSWERS:]]
+    )
 
 
 def _grouped(lines: Iterable[tuple[bytes, int | None]]) -> list[Group]:

@@ -16,7 +16,7 @@ from batchyard.page import static_files
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
-from batchyard.page.failures import grouped_refusals
+from batchyard.page.failures import find, grouped_refusals
 from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, percent, size
@@ -27,6 +27,7 @@ from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.store.batch.history import POINTS
 from batchyard.store.overview import Engines, ModelQueue, Overview
 from batchyard.wire import TokenUsage
+from tests.contract.store.samples import rewrite
 from tests.page import samples
 from tests.page.screenshots import MADE_FROM, source_hash
 
@@ -140,6 +141,29 @@ def test_a_line_with_several_errors_is_named_once() -> None:
     (group,) = grouped_refusals([*errors, BatchError("missing", "No.")])
     assert (group.count, [line.number for line in group.lines]) == (18, list(range(3, 15)))
     assert group.more == 3
+
+
+async def test_blank_lines_count_for_the_numbers_of_failed_lines(services: Services) -> None:
+    """As in an editor. A line that the input does not have has no number."""
+    batch = await samples.ended(services, "x", tenant="one")
+    lines = ["", '{"custom_id": "item-4"}', " \t\r", "", '{"custom_id": "item-94"}']
+    source = await samples.stored(services, lines, "blank.jsonl", "one")
+    await services.store.files.create(source)
+    await rewrite(services.store, batch.id, input_file_id=source.id)
+    found = await find(services, await services.store.batches.get(batch.id))
+    (group,) = found.groups
+    numbers = {line.custom_id: line.number for line in group.lines}
+    assert (group.count, numbers["item-4"], numbers["item-94"]) == (7, 2, 5)
+    assert numbers["item-184"] is None
+
+
+async def test_failed_lines_of_a_running_batch_have_no_numbers(services: Services) -> None:
+    """Blank lines and bad ones before them are not known; their names are."""
+    batch = await samples.running(services, "x", owner="r")
+    found = await find(services, batch)
+    lines = [line for group in found.groups for line in group.lines]
+    assert "product-401" in {line.custom_id for line in lines}
+    assert {line.number for line in lines} == {None}
 
 
 async def test_nothing_is_drawn_before_a_line_was_in_an_engine(services: Services) -> None:
