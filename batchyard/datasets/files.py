@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import LocationRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from batchyard.storage.access import Location
 
@@ -20,6 +21,7 @@ _KINDS: Final = ((TABLE_SUFFIX,), (".arrow",), (".jsonl", ".ndjson", ".json"))
 _NOT_DATA: Final = {"dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"}
 _PART_OF_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-[0-9a-f]+)?")
 _PATTERN: Final = re.compile(r"[*?\[]")
+_ANY_DEPTH: Final = "**"
 
 
 def is_table(place: Location) -> bool:
@@ -36,12 +38,57 @@ def local_files(path: Path) -> tuple[Path, ...]:
         return _of_folder(path)
     if path.exists() or not is_pattern(str(path)):
         return (path,)
-    return tuple(Path(each) for each in data_files(map(str, _matches(path)), str(path)))
+    # The user wrote out the folders above the pattern, so their names may begin with a dot.
+    folder = Path(split_pattern(str(path))[0])
+    names = [each.relative_to(folder).as_posix() for each in _matches(path)]
+    return tuple(folder / each for each in data_files(names, str(path)))
+
+
+def object_files(keys: Sequence[str], wanted: str, where: str) -> list[str]:
+    """The keys of a dataset's files: ``wanted`` is a key, a prefix with its slash, or a pattern.
+
+    ``keys`` are all keys of the bucket that begin with :func:`literal_of` ``wanted``. An object
+    with exactly this key is used before the pattern is tried, as for local files. Raises
+    :class:`~batchyard.errors.LocationRefused` where the files are not clear.
+    """
+    folder, pattern = split_pattern(wanted)
+    if wanted.endswith("/") and any(key.startswith(wanted) for key in keys):
+        folder, pattern = wanted, _ANY_DEPTH
+    elif wanted in keys:
+        return [wanted]
+    names = (key.removeprefix(folder) for key in keys)
+    found = data_files((name for name in names if fits(name, pattern)), where)
+    return [folder + name for name in found]
 
 
 def is_pattern(text: str) -> bool:
     """Whether it may name several files."""
     return _PATTERN.search(text) is not None
+
+
+def literal_of(pattern: str) -> str:
+    """The beginning that all names have which the pattern matches."""
+    return _PATTERN.split(pattern, maxsplit=1)[0]
+
+
+def split_pattern(pattern: str) -> tuple[str, str]:
+    """The folder that is written out, with its slash or empty, and the pattern below it."""
+    above, slash, _ = literal_of(pattern).rpartition("/")
+    folder = above + slash
+    return folder, pattern.removeprefix(folder)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Matches as ``Path.glob`` does: ``*`` within a folder, ``**`` over any number of folders."""
+    return _fit(name.split("/"), pattern.split("/"))
+
+
+def _fit(names: list[str], patterns: list[str]) -> bool:
+    if not patterns:
+        return not names
+    if patterns[0] == _ANY_DEPTH:
+        return _fit(names, patterns[1:]) or (bool(names) and _fit(names[1:], patterns))
+    return bool(names) and fnmatchcase(names[0], patterns[0]) and _fit(names[1:], patterns[1:])
 
 
 def has_local_files(path: Path) -> bool:
@@ -50,8 +97,8 @@ def has_local_files(path: Path) -> bool:
 
 
 def _matches(pattern: Path) -> Iterator[Path]:
-    root = Path(pattern.anchor)
-    return root.glob(str(pattern.relative_to(root)))
+    folder, below = split_pattern(str(pattern))
+    return Path(folder).glob(below)
 
 
 def data_files(names: Iterable[str], where: str) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from contextlib import aclosing, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from batchyard.batch_error import BatchError
-from batchyard.datasets.files import data_files, is_pattern, local_files
+from batchyard.datasets.files import is_pattern, literal_of, local_files, object_files
 from batchyard.datasets.jobs import ROWS_FILE, ProcessLimits, RenderJob
 from batchyard.datasets.process import run_job
 from batchyard.errors import (
@@ -156,10 +156,7 @@ async def _local_files(
 
 async def _objects(services: Services, batch: BatchRecord, location: S3Object) -> list[Location]:
     """The data files of a prefix that ends in a slash, or of a pattern."""
-    prefix, _, _ = location.key.partition("*")
     access = services.access_for(batch.options)
-    keys = [key async for key in location.keys(access, prefix)]
-    if location.key != prefix:
-        keys = [key for key in keys if PurePosixPath(key).match(location.key)]
-    names = {key.removeprefix(prefix): key for key in keys}
-    return [S3Object(location.bucket, names[each]) for each in data_files(names, str(location))]
+    keys = [key async for key in location.keys(access, literal_of(location.key))]
+    found = object_files(keys, location.key, str(location))
+    return [S3Object(location.bucket, key) for key in found]

@@ -7,6 +7,7 @@ import datetime
 import decimal
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchyard.datasets import join, process, tables
+from batchyard.datasets.files import literal_of, local_files, object_files
 from batchyard.datasets.jobs import TABLE_FILE, JoinJob, ProcessLimits, RenderJob
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import DatasetRefused, InputRefused, RequestRefused
@@ -25,12 +27,15 @@ from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
 from batchyard.wire import RequestCounts
 from tests.lifecycle import prepare_batch
+from tests.services.swift import BUCKET
 from tests.steps.conftest import CHAT, Yard
 from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from batchyard.storage.bucket import S3Credentials
 
 TEMPLATE = """
 {
@@ -392,6 +397,72 @@ async def test_a_dataset_may_be_of_several_files_and_formats(yard: Yard, kind: s
     texts = [line["body"]["messages"][0]["content"] for line in lines]
     assert texts == [f"question {n}" for n in range(5)]
     assert [line["custom_id"] for line in lines] == [f"row-{n}" for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("above", [".cache", "_work"])
+async def test_a_pattern_may_be_below_a_folder_with_a_hidden_name(yard: Yard, above: str) -> None:
+    """As below ~/.cache/huggingface: only names below the written-out folder are left out."""
+    (yard.folder / above / "data" / "_old").mkdir(parents=True)
+    part = write(yard, questions(1), f"{above}/data/part-0.parquet")
+    write(yard, questions(1), f"{above}/data/_old/part-0.parquet")
+    write(yard, questions(1), f"{above}/data/.part-1.parquet")
+    assert local_files(part.parent / "*.parquet") == (part,)
+    assert local_files(part.parent / "**" / "*.parquet") == (part,)
+    assert len(await rendered(yard, part.parent / "part-?.parquet")) == 1
+
+
+KEYS = [
+    "in/_old/batch.jsonl",
+    "in/batch.jsonl",
+    "in/batch2.jsonl",
+    "in/batch_3.jsonl",
+    "in/deep/er/batch.jsonl",
+    "in/q1.jsonl",
+    "in/q[1].jsonl",
+    "odd[1]/",
+    "odd[1]/a.jsonl",
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "files"),
+    [
+        ("in/batch*.jsonl", ["in/batch.jsonl", "in/batch2.jsonl", "in/batch_3.jsonl"]),
+        ("in/batch?.jsonl", ["in/batch2.jsonl"]),
+        ("in/batch[23].jsonl", ["in/batch2.jsonl"]),
+        ("in/batch[2_]*.jsonl", ["in/batch2.jsonl", "in/batch_3.jsonl"]),
+        ("in/q[1].jsonl", ["in/q[1].jsonl"]),
+        ("in/q[1]*.jsonl", ["in/q1.jsonl"]),
+        ("*/batch.jsonl", ["in/batch.jsonl"]),
+        ("in/**/batch.jsonl", ["in/batch.jsonl", "in/deep/er/batch.jsonl"]),
+        ("in/_old/*.jsonl", ["in/_old/batch.jsonl"]),
+        ("in/deep/", ["in/deep/er/batch.jsonl"]),
+        ("odd[1]/", ["odd[1]/a.jsonl"]),
+    ],
+)
+def test_a_key_names_objects_as_a_path_names_files(wanted: str, files: list[str]) -> None:
+    keys = [key for key in KEYS if key.startswith(literal_of(wanted))]
+    assert object_files(keys, wanted, "s3://b") == files
+
+
+async def test_a_pattern_in_a_bucket_may_begin_within_a_name(yard: Yard, s3: S3Credentials) -> None:
+    """With a real S3 server: nothing that the pattern matches is left out."""
+
+    async def credentials(_: Any) -> Any:
+        return s3
+
+    access = replace(yard.services.access, credentials=credentials)
+    yard.services = replace(yard.services, access=access)
+    for name in ("batch.jsonl", "batch2.jsonl", "batch_3.jsonl", "q[1].jsonl", "other.jsonl"):
+        body = json.dumps({"question": name}) + "\n"
+        s3.client().put_object(Bucket=BUCKET, Key=f"patterns/{name}", Body=body)
+    for pattern, names in {
+        "batch*.jsonl": ["batch.jsonl", "batch2.jsonl", "batch_3.jsonl"],
+        "batch?.jsonl": ["batch2.jsonl"],
+        "q[1].jsonl": ["q[1].jsonl"],
+    }.items():
+        lines = await rendered(yard, f"s3://{BUCKET}/patterns/{pattern}")
+        assert [line["body"]["messages"][0]["content"] for line in lines] == names
 
 
 async def test_a_text_of_json_lines_stays_a_text(yard: Yard) -> None:
