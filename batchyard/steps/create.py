@@ -172,7 +172,10 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
-        request.output, request.error, taken={"input": request.input}
+        request.output,
+        request.error,
+        taken={"input": request.input},
+        dataset=None if request.template is None else request.input,
     )
     places = Places(
         input=absolute(request.input), output=output, error=error, template=request.template

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.datasets.files import is_table
+from batchyard.datasets.files import fits, is_table, split_pattern
 from batchyard.errors import RequestRefused
 from batchyard.storage.local_file import LocalFile
+from batchyard.storage.s3_object import S3Object
 from batchyard.storage.several import Several
 from batchyard.store import UrlFacts
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
 
 
 async def check_destinations(
-    output: Location | None, error: Location | None, *, taken: Mapping[str, Location | None]
+    output: Location | None,
+    error: Location | None,
+    *,
+    taken: Mapping[str, Location | None],
+    dataset: Location | None = None,
 ) -> tuple[Location | None, Location | None]:
     """Where results go, each as a location that means the same to whichever process uses it.
 
     ``taken`` are the places of what must not be replaced, each under its name in a refusal.
+    ``dataset`` is what the requests are made from; no result may be one of its files.
     Raises :class:`~batchyard.errors.RequestRefused`, and
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
@@ -39,6 +46,7 @@ async def check_destinations(
         if destination is not None:
             await destination.check_output()
     await in_thread(_check_distinct, wanted, taken)
+    await in_thread(_check_outside, wanted, dataset)
     return absolute(output), absolute(error)
 
 
@@ -79,7 +87,7 @@ def _check_distinct(
         _resolved(place): name
         for name, places in taken.items()
         if places is not None
-        for place in (places.places if isinstance(places, Several) else [places])
+        for place in _each(places)
     }
     for name, location in wanted.items():
         if location is None:
@@ -92,6 +100,48 @@ def _check_distinct(
                 code="invalid_value",
             )
         names[place] = name
+
+
+def _check_outside(wanted: Mapping[str, Location | None], dataset: Location | None) -> None:
+    """Results must neither replace a file of the dataset nor be read as one by the next batch."""
+    for name, location in wanted.items():
+        if location is None or dataset is None:
+            continue
+        for part in _each(dataset):
+            if _is_in(location, part):
+                raise RequestRefused(
+                    f"The {name} {location} is in the dataset {part}: it could replace a file of "
+                    "the dataset, and the next batch would read it as one. Choose a place outside "
+                    "of it.",
+                    param=name,
+                    code="invalid_value",
+                )
+
+
+def _is_in(place: Location, dataset: Location) -> bool:
+    """Whether the place is below the dataset's folder or prefix, or its pattern matches it."""
+    if isinstance(place, S3Object) and isinstance(dataset, S3Object):
+        if place.bucket != dataset.bucket:
+            return False
+        is_below = dataset.key.endswith("/") and place.key.startswith(dataset.key)
+        return is_below or fits(place.key, dataset.key)
+    if isinstance(place, LocalFile) and isinstance(dataset, LocalFile):
+        # Results are written through a link, and the link is itself a file of its folder.
+        ways = (place.path.resolve(), place.path.parent.resolve() / place.path.name)
+        return any(_is_in_local(path, dataset.path.absolute()) for path in ways)
+    return False
+
+
+def _is_in_local(path: Path, dataset: Path) -> bool:
+    if path.is_relative_to(dataset.resolve()):
+        return True
+    above, pattern = split_pattern(str(dataset))
+    folder = Path(above).resolve()
+    return path.is_relative_to(folder) and fits(path.relative_to(folder).as_posix(), pattern)
+
+
+def _each(location: Location) -> Sequence[Location]:
+    return location.places if isinstance(location, Several) else [location]
 
 
 def _resolved(location: Location) -> Location:

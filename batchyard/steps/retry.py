@@ -305,7 +305,8 @@ async def _destinations(
     old = await places_of(services, batch.id)
     kinds = {"input": old.input, "output": old.output, "error": old.error}
     taken = {f"the {kind} file of {batch.id}": location for kind, location in kinds.items()}
-    output, error = await check_destinations(output, error, taken=taken)
+    dataset = None if old.template is None else old.input
+    output, error = await check_destinations(output, error, taken=taken, dataset=dataset)
     return Places(output=output, error=error)
 
 

@@ -67,7 +67,9 @@ class S3Object:
                 yield key
 
     async def check_output(self) -> None:
-        """Only a write tells."""
+        """Raises LocationRefused for what names a folder; only a write tells the rest."""
+        if self.key.endswith("/"):
+            raise LocationRefused(f"{self} is a folder: give a file, such as {self}results.jsonl")
 
     async def probe(self, _: Access) -> None:
         """Only a write tells."""

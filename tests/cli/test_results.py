@@ -150,6 +150,21 @@ def test_results_do_not_replace_the_input_of_a_batch_that_still_runs(
     assert "the same place" in refused.stderr
 
 
+def test_nor_do_they_go_into_the_dataset_of_a_batch_that_still_runs(
+    alone: Run, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+
+    async def create(services: Services) -> str:
+        request = BatchRequest(input=LocalFile(data), template="{}", endpoint="/v1/embeddings")
+        return await create_batch(services, request)
+
+    refused = alone("results", with_services(create), "-o", "data/answers.jsonl")
+    assert refused.status == 3
+    assert "Choose a place outside of it" in refused.stderr
+
+
 def test_one_line_is_printed_while_the_batch_runs(alone: Run, running: str) -> None:
     found = alone("results", running, "--custom-id", "id-1")
     assert (found.status, ids(found.stdout)) == (0, ["id-1"])

@@ -23,6 +23,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.results import answered
 from batchyard.services.keys import file_key
 from batchyard.steps.fetch import fetch_input
+from batchyard.steps.retry import retry_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
 from batchyard.wire import RequestCounts
@@ -508,6 +509,83 @@ async def test_what_cannot_work_is_refused_at_once(
     with pytest.raises(RequestRefused, match=words) as refused:
         await create(yard, yard.folder / "data.parquet", **{"template": TEMPLATE, **request_})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("dataset", "place"),
+    [
+        ("data", "data/a.parquet"),
+        ("data", "data/new.parquet"),
+        ("data", "data/deep/answers.jsonl"),
+        ("data", "link/a.parquet"),
+        ("data/*.parquet", "data/a.parquet"),
+        ("data/*.parquet", "link/new.parquet"),
+        ("link/*.parquet", "data/a.parquet"),
+        ("data/**/*.parquet", "data/deep/new.parquet"),
+        ("data/*", "data/answers.jsonl"),
+        ("data", "data/out-link.parquet"),
+        ("data", "link-to-a.parquet"),
+        ("s3://b/data/", "s3://b/data/deep/a.parquet"),
+        ("s3://b/data/*.parquet", "s3://b/data/a.parquet"),
+        ("s3://b/data/[ab]*", "s3://b/data/answers.jsonl"),
+    ],
+)
+@pytest.mark.parametrize("name", ["output", "error"])
+async def test_results_are_never_files_of_their_dataset(
+    yard: Yard, dataset: str, place: str, name: str
+) -> None:
+    """Neither in place of one of them nor as one more, which the next batch would read."""
+    if name == "error":
+        place = place.replace(".parquet", ".jsonl")
+        dataset = dataset.replace(".parquet", ".jsonl")
+    lay_out(yard)
+    places = {key: at(yard, text) for key, text in (("input", dataset), (name, place))}
+    with pytest.raises(RequestRefused, match="Choose a place outside of it") as refused:
+        await yard.create([], template=TEMPLATE, **places)
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("dataset", "place"),
+    [
+        ("data", "data-answers.parquet"),
+        ("data/*.parquet", "data/answers.jsonl"),
+        ("data/*.parquet", "data/deep/answers.parquet"),
+        ("data/a.parquet", "data/answers.parquet"),
+        ("s3://b/data/", "s3://b/data-answers.parquet"),
+        ("s3://b/data/", "s3://c/data/a.parquet"),
+        ("s3://b/data/*.parquet", "s3://b/data/deep/a.parquet"),
+        ("data", "s3://b/data/a.parquet"),
+    ],
+)
+async def test_results_may_be_beside_their_dataset(yard: Yard, dataset: str, place: str) -> None:
+    lay_out(yard)
+    assert await create(yard, at(yard, dataset), output=at(yard, place))
+
+
+async def test_results_of_a_retry_are_no_files_of_the_dataset_either(yard: Yard) -> None:
+    fault = Fault(FaultKind.ANSWER, lambda body: b"1" in body, status=400)
+    yard.use(StubEngine(faults=[fault]))
+    path = write(yard, questions(2), "data/a.parquet")
+    batch = await yard.finish(await create(yard, path.parent))
+    place = LocalFile(path.with_name("answers.jsonl"))
+    with pytest.raises(RequestRefused, match="Choose a place outside of it"):
+        await retry_batch(yard.services, batch.id, output=place)
+
+
+def at(yard: Yard, text: str) -> str:
+    """A place in the folder of the test, unless it is remote."""
+    return text if "://" in text else str(yard.folder / text)
+
+
+def lay_out(yard: Yard) -> None:
+    """A folder with files, a link to it, a link in it, and a link to one of its files."""
+    (yard.folder / "data" / "deep").mkdir(parents=True)
+    (yard.folder / "link").symlink_to("data")
+    for suffix in (".parquet", ".jsonl"):
+        (yard.folder / "data" / f"a{suffix}").touch()
+        (yard.folder / "data" / f"out-link{suffix}").symlink_to(yard.folder / f"out{suffix}")
+        (yard.folder / f"link-to-a{suffix}").symlink_to(yard.folder / "data" / f"a{suffix}")
 
 
 async def test_without_pyarrow_the_batch_says_what_to_install(

@@ -162,6 +162,12 @@ async def test_checking_an_output_creates_nothing(
     assert server.requests == []
 
 
+async def test_a_key_that_names_a_folder_is_no_output() -> None:
+    """As with a path: an object with the name ``out/`` would be lost in every listing."""
+    with pytest.raises(LocationRefused, match=r"s3://bucket/out/ is a folder: give a file"):
+        await S3Object("bucket", "out/").check_output()
+
+
 async def test_a_url_is_read_and_written(server: WebServer, web: WebAccess, tmp_path: Path) -> None:
     """GET for IN, with the limit; PUT for OUT."""
     source = tmp_path / "results"
