@@ -206,9 +206,14 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable. Blocks; raises ``OSError``."""
+    """Make the folder's entries durable, if its file system can. Blocks; raises ``OSError``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems (CIFS, vboxsf) cannot sync a folder. The entry is there by now, and a
+        # file that was delivered must not be reported as one that was not.
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(descriptor)

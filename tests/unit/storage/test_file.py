@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
+import stat
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from batchyard.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from batchyard.storage.file import make_folder, read_file, write_file
+from batchyard.storage.file import make_folder, read_file, sync_folder, write_file
 from batchyard.storage.local import LocalStorage
 from tests.patience import PATIENCE
 
@@ -272,6 +274,27 @@ async def test_bytes_are_durable_before_their_name_and_the_name_before_the_end(
     (file, named_before), (folder, named_after) = synced
     assert file.endswith(".partial")
     assert (folder, named_before, named_after) == (str(tmp_path), False, True)
+
+
+def test_a_file_system_that_cannot_sync_folders_is_no_failure() -> None:
+    """EINVAL, real, from /proc, as from CIFS: the file has its name by then."""
+    sync_folder(Path("/proc"))
+
+
+async def test_a_folder_that_cannot_be_synced_for_another_reason_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After EIO, nobody knows whether the name is durable."""
+    fsync = os.fsync
+
+    def fail_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_for_folders)
+    with pytest.raises(StorageUnavailable, match="Input/output error"):
+        await write_file(tmp_path / "out", parts(1))
 
 
 def test_a_new_folder_is_durable_in_each_that_holds_it(
