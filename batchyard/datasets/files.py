@@ -80,15 +80,15 @@ def split_pattern(pattern: str) -> tuple[str, str]:
 
 def fits(name: str, pattern: str) -> bool:
     """Matches as ``Path.glob`` does: ``*`` within a folder, ``**`` over any number of folders."""
-    return _fit(name.split("/"), pattern.split("/"))
-
-
-def _fit(names: list[str], patterns: list[str]) -> bool:
-    if not patterns:
-        return not names
-    if patterns[0] == _ANY_DEPTH:
-        return _fit(names, patterns[1:]) or (bool(names) and _fit(names[1:], patterns))
-    return bool(names) and fnmatchcase(names[0], patterns[0]) and _fit(names[1:], patterns[1:])
+    parts = name.split("/")
+    # How many parts of the name the parts of the pattern so far may stand for.
+    matched = {0}
+    for each in pattern.split("/"):
+        if each == _ANY_DEPTH:
+            matched = {end for start in matched for end in range(start, len(parts) + 1)}
+        else:
+            matched = {n + 1 for n in matched if n < len(parts) and fnmatchcase(parts[n], each)}
+    return len(parts) in matched
 
 
 def has_local_files(path: Path) -> bool:
