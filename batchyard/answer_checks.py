@@ -7,6 +7,7 @@ endpoint has no text, so nothing is wrong with it.
 from __future__ import annotations
 
 import time
+from decimal import Context, DivisionByZero, InvalidOperation
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,14 +31,21 @@ _KEYWORDS: Final = (
     *("$ref", "type", "enum", "const", "properties", "required", "additionalProperties"),
     *("items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength", "multipleOf"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "anyOf", "oneOf", "allOf"),
-    *("not", "minProperties", "maxProperties", "propertyNames"),
+    *("minProperties", "maxProperties", "propertyNames"),
 )
 """Not those with regular expressions, in which one match can take forever, and not those whose
-work cannot be counted."""
+work cannot be counted. Not ``not``: more values fit a schema without these keywords, so that it
+would forbid too many."""
 _WALKING: Final = frozenset({"items", "additionalProperties", "propertyNames"})
 """Keywords that look at each value of an answer, also where their own value is empty."""
 _COMPARING: Final = frozenset({"const", "enum"})
 """Keywords that hold an answer against all that is in their value, however deep."""
+_BOOLEANS_OF_DRAFT_4: Final = frozenset({"exclusiveMinimum", "exclusiveMaximum"})
+"""There they say how to read ``minimum`` and ``maximum``."""
+_EXACT_BELOW: Final = 2**53
+"""A larger float need not be the number that was written."""
+_DECIMALS: Final = Context(prec=40, traps=[DivisionByZero, InvalidOperation])
+"""A quotient with more digits is an error at once, and takes no time."""
 _NULL: Final = msgspec.Raw(b"null")
 
 
@@ -232,7 +240,7 @@ class OutputCheck:
         self.load()
         try:
             # An empty registry, or a reference would be fetched from anywhere.
-            return self._class(_without_dialects(schema), registry=Registry())
+            return self._class(schema, registry=Registry())
         except Exception:  # noqa: BLE001 - see _fits
             return None
 
@@ -253,10 +261,18 @@ def _fits(validator: Any, value: Any) -> bool:
 
 def _validator_class(take: Callable[[int], None]) -> Any:
     # Few commands need it, and it takes a tenth of a second to import.
-    from jsonschema import Draft202012Validator  # noqa: PLC0415 - see above
+    from attrs import evolve  # noqa: PLC0415 - see above
+    from jsonschema import Draft202012Validator, ValidationError  # noqa: PLC0415 - see above
     from jsonschema.validators import create  # noqa: PLC0415 - see above
 
-    known = Draft202012Validator.VALIDATORS
+    def multiple_of(validator: Any, divisor: Any, value: Any, _schema: Any) -> Iterable[Any]:
+        if validator.is_type(value, "number") and not _is_multiple(value, divisor):
+            yield ValidationError("Not a multiple.")
+
+    known = dict(Draft202012Validator.VALIDATORS)
+    # A keyword that is not checked may be all that tells two branches apart.
+    known["oneOf"] = known["anyOf"]
+    known["multipleOf"] = multiple_of
 
     def counted(name: str) -> Callable[..., Iterable[Any]]:
         check = known[name]
@@ -265,16 +281,22 @@ def _validator_class(take: Callable[[int], None]) -> Any:
             take(_steps(name, value, instance))
             if name == "additionalProperties" and "patternProperties" in schema:
                 return ()
+            if name in _BOOLEANS_OF_DRAFT_4 and isinstance(value, bool):
+                return ()
             return check(validator, value, instance, schema) or ()
 
         return run
 
-    return create(
+    made = create(
         meta_schema=Draft202012Validator.META_SCHEMA,
         validators={name: counted(name) for name in _KEYWORDS},
         type_checker=Draft202012Validator.TYPE_CHECKER,
         id_of=Draft202012Validator.ID_OF,
     )
+    # jsonschema's own looks for `$schema` in each part of a schema, also in what a reference finds
+    # in an example, and takes the validator of that dialect: one that runs regular expressions.
+    made.evolve = evolve
+    return made
 
 
 def _steps(name: str, value: Any, instance: Any) -> int:
@@ -299,11 +321,22 @@ def _count(value: Any) -> int:
     return count
 
 
-def _without_dialects(schema: Any) -> Any:
-    """Without any ``$schema``, for which jsonschema would take another validator than ours."""
-    if isinstance(schema, dict):
-        return {key: _without_dialects(each) for key, each in schema.items() if key != "$schema"}
-    return [_without_dialects(each) for each in schema] if isinstance(schema, list) else schema
+def _is_multiple(number: float, divisor: Any) -> bool:
+    """Whether it is one in decimals: 0.07 is a multiple of 0.01, but not as floats.
+
+    A number that cannot be divided, or may have lost digits, counts as one.
+    """
+    if type(divisor) not in (int, float):
+        return True
+    try:
+        if isinstance(number, int) and isinstance(divisor, int):
+            return number % divisor == 0
+        if max(abs(number), abs(divisor)) >= _EXACT_BELOW:
+            return True
+        read = _DECIMALS.create_decimal
+        return not _DECIMALS.remainder(read(repr(number)), read(repr(divisor)))
+    except ArithmeticError:
+        return True
 
 
 def _joined(parts: list[dict[str, Any]]) -> str:

@@ -151,15 +151,98 @@ def test_a_schema_cannot_bring_another_validator() -> None:
 
 
 def test_a_regular_expression_of_a_client_is_never_run() -> None:
-    """Not even behind the name of another dialect."""
+    """Not even behind the name of another dialect, or in what is no schema until a reference."""
     slow = {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^(a+)+$"}
     keys = {"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}
     text = json.dumps([{"a" * 40 + "b": "a" * 40 + "b"}])
     began = time.process_time()
     for schema in ({"items": {**keys, "allOf": [{"properties": {"a": slow}, "not": slow}]}}, keys):
         is_good(asking({"items": schema}), chat(text))
-        is_good(asking({"allOf": [slow]}), chat('"' + "a" * 40 + 'b"'))
+    for schema in ({"allOf": [slow]}, {"$ref": "#/x/const", "x": {"const": slow}}):
+        is_good(asking(schema), chat('"' + "a" * 40 + 'b"'))
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("divisor", [0.01, 0.1, 0.05])
+def test_a_multiple_is_one_of_decimals(divisor: float) -> None:
+    """Of floats, 0.07 is no multiple of 0.01."""
+    body = asking({"items": {"multipleOf": divisor}})
+    cents = int(divisor * 100)
+    prices = [f"{price // 100}.{price % 100:02}" for price in range(0, 10_001, cents)]
+    assert is_good(body, chat(f"[{', '.join(prices)}]"))
+    assert not is_good(body, chat("[0.071]"))
+
+
+@pytest.mark.parametrize(
+    ("value", "divisor", "fits"),
+    [
+        ("6", 3, True),
+        ("6.0", 3, True),
+        ("7", 3, False),
+        ("-7.5", 2.5, True),
+        ("1e-300", 1, False),
+        ('"7"', 3, True),
+        # What cannot be divided, or is not known to its last digit.
+        ("1e308", 0.01, True),
+        ("1", 1e-300, True),
+        ("9007199254740993.5", 2, True),
+        (str(10**60 + 1), 7.5, True),
+        (str(10**60 + 1), 10, False),
+        (str(7 * (10**60 + 3)), 10**60 + 3, True),
+        ("7", 0, True),
+        ("7", "3", True),
+        ("7", True, True),
+    ],
+)
+def test_what_cannot_be_divided_counts_as_a_multiple(value: str, divisor: Any, fits: bool) -> None:
+    assert is_good(asking({"multipleOf": divisor}), chat(value)) is fits
+
+
+ORDER, INVOICE = {"pattern": "^ORD-"}, {"pattern": "^INV-"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string", "not": {"pattern": "^ *$"}}, '"Ada"'),
+        ({"not": {"type": "array", "uniqueItems": True}}, "[1, 1]"),
+        ({"not": {"not": {"type": "string", "not": ORDER}}}, '"Ada"'),
+        ({"oneOf": [ORDER, INVOICE]}, '"ORD-12"'),
+        ({"oneOf": [{"if": {}, "then": {"required": ["b"]}}, {"required": ["a"]}]}, '{"a": 1}'),
+        (
+            {"oneOf": [{"properties": {"a": ORDER}}, {"properties": {"a": INVOICE}}]},
+            '{"a": "INV-"}',
+        ),
+        ({"contains": {"type": "string"}, "minContains": 0, "maxContains": 1}, '["a", 1]'),
+        ({"patternProperties": {"^x": {}}, "additionalProperties": False}, '{"x": 1}'),
+        # In draft 4 these are no numbers.
+        ({"maximum": 100, "exclusiveMaximum": True}, "50"),
+        ({"minimum": 0, "exclusiveMinimum": True}, "0.5"),
+        ({"minimum": -5, "exclusiveMinimum": False}, "-3"),
+    ],
+)
+def test_what_fits_does_not_miss_a_keyword_that_is_not_checked(schema: Any, text: str) -> None:
+    assert is_good(asking({"type": "array", "items": schema}), chat(f"[{text}]"))
+
+
+def test_what_fits_no_branch_is_found() -> None:
+    body = asking({"oneOf": [{"type": "string", **ORDER}, {"type": "integer"}]})
+    assert not is_good(body, chat("0.5"))
+
+
+def test_a_property_may_have_the_name_of_the_dialect() -> None:
+    """As in what describes a chart of Vega."""
+    named = {"$schema": "https://vega.github.io/schema/vega-lite/v5.json"}
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "properties": {"$schema": {"type": "string"}, "like": {"enum": [named]}, "as": named},
+        "required": ["$schema"],
+        "additionalProperties": False,
+    }
+    assert is_good(asking(schema), chat(json.dumps({**named, "like": named, "as": 1})))
+    assert is_good(asking({"const": named}), chat(json.dumps(named)))
+    assert not is_good(asking(schema), chat('{"$schema": 5}'))
+    assert not is_good(asking({"const": named}), chat("{}"))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +304,8 @@ def test_what_the_checks_of_many_answers_take_has_a_limit_for_each() -> None:
         ({"$ref": "#/$defs/a0", "$defs": NESTED | {"a40": {"type": "integer"}}}, "1"),
         ({"items": {"enum": [[n] for n in range(2000)]}}, json.dumps([[-n] for n in range(2000)])),
         ({"anyOf": 4000 * [{"type": "string"}]}, json.dumps({"x": list(range(9000))})),
-        ({"not": {"allOf": 900 * [{"items": {}}]}}, json.dumps([0] * 20_000)),
+        ({"allOf": 900 * [{"items": {}}]}, json.dumps([0] * 20_000)),
+        ({"items": {"multipleOf": 1e-20}}, json.dumps([1e15] * 20_000)),
         ({"properties": {f"p{n}": {"type": "integer"} for n in range(9999)}}, "{}"),
     ],
 )
