@@ -20,7 +20,7 @@ class Repeats(Enum):
     SAME = "same"
     """Always: the answer is computed, and nothing in it is drawn at random."""
     SAMPLED = "sampled"
-    """Only if the body asks for it: the answer is sampled."""
+    """Only if the body asks for it, by its temperature or seed: the answer is sampled."""
     OWN = "own"
     """Never: each answer is a work of its own."""
 
@@ -53,6 +53,8 @@ class Endpoint:
     several are, they are as long as each other, or all but one have one prompt."""
     limits_inputs: bool = False
     """The inputs of all lines together are limited, as OpenAI limits those of embeddings."""
+    takes_seed: bool = False
+    """The body may have a ``seed`` for what is drawn at random. vLLM ignores it elsewhere."""
     in_vllm: bool = True
     """vLLM serves it with some models. If not, only another server may."""
 
@@ -77,7 +79,12 @@ _RERANK = Endpoint(
 )
 _POOLING = Endpoint((("input",), ("messages",), ("data",)), Repeats.SAME, prompt_lists=("input",))
 _SPEECH = Endpoint(
-    (("file_url",),), Repeats.OWN, writes_tokens=True, reads_recording=True, file_field="file"
+    (("file_url",),),
+    Repeats.OWN,
+    writes_tokens=True,
+    reads_recording=True,
+    file_field="file",
+    takes_seed=True,
 )
 _PICTURE = Endpoint((("prompt",),), Repeats.OWN, in_vllm=False)
 
@@ -88,6 +95,7 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
         prompt=("tools", "messages"),
         is_conversation=True,
         writes_tokens=True,
+        takes_seed=True,
     ),
     "/v1/completions": Endpoint(
         (("prompt",),),
@@ -95,6 +103,7 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
         prompt=("prompt",),
         writes_tokens=True,
         prompt_lists=("prompt",),
+        takes_seed=True,
     ),
     "/v1/responses": Endpoint(
         (("input",),),
@@ -102,6 +111,7 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
         prompt=("tools", "instructions", "input"),
         is_conversation=True,
         writes_tokens=True,
+        takes_seed=True,
     ),
     "/v1/messages": Endpoint(
         (("messages", "max_tokens"),),

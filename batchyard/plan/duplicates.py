@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from batchyard.endpoints import ENDPOINTS, Repeats
+from batchyard.endpoints import ENDPOINTS, Endpoint, Repeats
 from batchyard.plan.records import PACKED
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ NO_DIGEST: Final = bytes(DIGEST_BYTES)
 _MOST_COPIES: Final = 65_535
 """Of one request: a chunk holds them all, and a runner each chunk's records. The next identical one
 runs again. A file of OpenAI's size has no more."""
+_RANDOM_SEED: Final = -1
+"""vLLM draws another one for each request, as without any."""
 
 _encode = msgspec.json.encode
 
@@ -29,8 +31,7 @@ def answer_digest(url: str, body: dict[str, Any]) -> bytes:
     Bodies are the same whatever their spaces and the order of their own keys. Within a value the
     order counts: a tool's schema is rendered into the prompt as it is written.
     """
-    repeats = ENDPOINTS[url].repeats
-    if repeats is Repeats.OWN or (repeats is Repeats.SAMPLED and not _is_deterministic(body)):
+    if not _is_deterministic(ENDPOINTS[url], body):
         return NO_DIGEST
     whole = _encode((url, {key: body[key] for key in sorted(body)}))
     return hashlib.blake2b(whole, digest_size=DIGEST_BYTES).digest()
@@ -52,9 +53,20 @@ def with_copies(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, b
         yield key[: -DIGEST_BYTES - 1], packed
 
 
-def _is_deterministic(body: dict[str, Any]) -> bool:
-    """Greedy, or of a seed. What is absent is the engine's default, which is neither."""
-    temperature, seed = body.get("temperature"), body.get("seed")
+def _is_deterministic(endpoint: Endpoint, body: dict[str, Any]) -> bool:
+    if endpoint.repeats is not Repeats.SAMPLED:
+        return endpoint.repeats is Repeats.SAME
+    return _is_greedy(body) or (endpoint.takes_seed and _has_seed(body))
+
+
+def _is_greedy(body: dict[str, Any]) -> bool:
+    """What is absent is the engine's default, which is not."""
+    temperature = body.get("temperature")
     # JSON's false equals 0 here; what an engine makes of it is its own affair.
-    is_greedy = isinstance(temperature, int | float) and temperature == 0
-    return (is_greedy and temperature is not False) or type(seed) is int
+    is_zero = isinstance(temperature, int | float) and temperature == 0
+    return is_zero and temperature is not False
+
+
+def _has_seed(body: dict[str, Any]) -> bool:
+    seed = body.get("seed")
+    return type(seed) is int and seed != _RANDOM_SEED

@@ -10,6 +10,7 @@ from batchyard.plan.duplicates import NO_DIGEST, answer_digest
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
+MESSAGES = "/v1/messages"
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -33,10 +34,21 @@ def test_what_is_greedy_or_has_a_seed_is_deterministic(url: str, fields: dict[st
         {"seed": None},
         {"seed": True},
         {"seed": "1"},
+        {"seed": -1},
+        {"seed": -1, "temperature": 1},
     ],
 )
 def test_what_draws_lots_shares_its_answer_with_nobody(fields: dict[str, Any]) -> None:
     assert answer_digest(CHAT, chat(**fields)) == NO_DIGEST
+
+
+def test_a_seed_counts_only_where_the_engine_takes_one() -> None:
+    assert answer_digest(MESSAGES, chat(max_tokens=1, seed=7)) == NO_DIGEST
+    assert answer_digest(MESSAGES, chat(max_tokens=1, seed=7, temperature=0)) != NO_DIGEST
+
+
+def test_what_is_greedy_needs_no_seed() -> None:
+    assert answer_digest(CHAT, chat(temperature=0, seed=-1)) != NO_DIGEST
 
 
 @pytest.mark.parametrize("url", [EMBEDDINGS, "/v1/score", "/rerank", "/v1/classify", "/pooling"])
