@@ -133,17 +133,24 @@ def tool_refusals(body: dict[str, Any]) -> Iterator[Refusal]:
     names = set()
     for place, tool in enumerate(tools):
         is_nested = isinstance(tool.get("function"), dict)
-        if not is_nested and tool.get("type", "function") != "function":
-            continue  # one that a server brings along
         function = tool["function"] if is_nested else tool
-        param = f"body.tools[{place}]" + (".function" if is_nested else "")
         names.add(str(function.get("name")))
-        yield from _function_refusals(param, function)
+        if is_nested or _is_function(tool):
+            param = f"body.tools[{place}]" + (".function" if is_nested else "")
+            yield from _function_refusals(param, function)
     chosen = _chosen_tool(body.get("tool_choice"))
     if chosen is not None and chosen not in names:
         yield Refusal(
             "invalid_value", "body.tool_choice names none of body.tools.", "body.tool_choice"
         )
+
+
+def _is_function(tool: dict[str, Any]) -> bool:
+    """Whether the client calls it, and no server that brings it along.
+
+    In Anthropic's dialect it has an ``input_schema``, and the type ``custom`` or none.
+    """
+    return "input_schema" in tool or tool.get("type", "function") == "function"
 
 
 def _function_refusals(param: str, function: dict[str, Any]) -> Iterator[Refusal]:

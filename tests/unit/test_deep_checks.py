@@ -118,12 +118,18 @@ def test_the_schema_of_an_answer_is_found_in_every_dialect() -> None:
         ({"tools": [{"type": "function", "function": {"name": "a-B_1"}}]}, []),
         ({"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]}, []),
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, []),
+        ({"tools": [{"type": "custom", "name": "f", "input_schema": {}}]}, []),
+        ({"tools": [{"type": "custom", "custom": {"name": "?"}}, {"type": "x", "name": []}]}, []),
         ({"tools": {}}, ["body.tools"]),
         ({"tools": [{"function": {"name": "x" * 65}}]}, ["body.tools[0].function.name"]),
         ({"tools": [{"type": "function"}]}, ["body.tools[0].name"]),
         (
             {"tools": [{"name": "f", "input_schema": {"type": 1}}]},
             ["body.tools[0].input_schema"],
+        ),
+        (
+            {"tools": [{"type": "custom", "name": "?", "input_schema": {"type": 1}}]},
+            ["body.tools[0].name", "body.tools[0].input_schema"],
         ),
         (
             {"tools": [{"function": {"name": "f", "parameters": []}}]},
@@ -152,3 +158,18 @@ def test_a_choice_names_one_of_the_tools(choice: dict[str, Any]) -> None:
 
     assert params("f") == ["body.tool_choice"]
     assert params("g") == []
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "custom", "input_schema": {"type": "object"}},
+        {"type": None, "input_schema": {"type": "object"}},
+        {"type": "web_search_20250305"},
+    ],
+)
+def test_a_choice_names_a_tool_of_any_type(tool: dict[str, Any]) -> None:
+    choice = {"type": "tool", "name": "g"}
+    assert [*tool_refusals({"tools": [tool | {"name": "g"}], "tool_choice": choice})] == []
+    refused = tool_refusals({"tools": [tool | {"name": "f"}], "tool_choice": choice})
+    assert [each.param for each in refused] == ["body.tool_choice"]
