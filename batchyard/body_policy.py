@@ -59,6 +59,7 @@ _SCHEMAS: Final = frozenset(
 )
 _CHAT: Final = "/v1/chat/completions"
 _RESPONSES: Final = "/v1/responses"
+_MESSAGES: Final = "/v1/messages"
 _GRAMMARS: Final = frozenset({"guided_grammar", "guided_regex"})
 _GRAMMARS_OF_OUTPUTS: Final = frozenset({"grammar", "regex", "structural_tag"})
 _SIZED: Final = _SCHEMAS | _GRAMMARS
@@ -178,7 +179,9 @@ class BodyPolicy:
             if not (kind is list or kind is dict) or name in _NO_MEDIA or _is_plain(value):
                 continue
             if self._may_offend(value):
-                refusal = self._inside(f"body.{name}", value)
+                is_anthropic = url == _MESSAGES and name == "messages"
+                looked_into = _without_arguments(value) if is_anthropic else value
+                refusal = self._inside(f"body.{name}", looked_into)
                 if refusal is not None:
                     return [refusal]
         tools = body.get("tools") if url == _RESPONSES else None
@@ -279,6 +282,28 @@ def _is_plain(value: list[Any] | dict[str, Any]) -> bool:
         elif kind is list:
             return False
     return True
+
+
+def _without_arguments(messages: Any) -> Any:
+    """Anthropic's messages without the arguments of tools, whose keys are the client's own words.
+
+    vLLM writes the ``input`` of a ``tool_use`` block down as JSON. It does so with the blocks of a
+    message only, so what looks like one anywhere else, as in the content of a result, is kept.
+    """
+    if not isinstance(messages, list):
+        return messages
+    return [
+        {**message, "content": [_without_input(block) for block in message["content"]]}
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _without_input(block: Any) -> Any:
+    if not isinstance(block, dict) or block.get("type") != "tool_use":
+        return block
+    return {key: value for key, value in block.items() if key != "input"}
 
 
 def _field_refused(name: str, param: str, reason: str) -> Refusal:

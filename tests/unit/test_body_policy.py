@@ -262,6 +262,68 @@ def test_media_within_the_body_pass_wherever_they_may_stand() -> None:
                 assert refused(line(body, endpoint)) == [], (endpoint, body)
 
 
+def called(arguments: Any, **block: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": "t", "name": "show", "input": arguments} | block
+
+
+def said(*blocks: Any) -> dict[str, Any]:
+    """A body of Anthropic's, with these blocks in its last message."""
+    turns = [TEXT, {"role": "assistant", "content": list(blocks)}]
+    return {"messages": turns, "max_tokens": 1}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_arguments_of_a_tool_in_a_message_are_the_clients_own(url: str) -> None:
+    for part in [*parts(url), {"type": "image_embeds"}, {"image_embeds": "AA"}]:
+        for arguments in (part, {"deep": [{"source": part}]}, called(part)):
+            assert refused(line(said({"type": "text"}, called(arguments)), MESSAGES)) == []
+
+
+def test_only_the_arguments_of_a_tool_in_a_message_are_left_out() -> None:
+    """vLLM reads these of no other endpoint, place or type as text, or fetches what is beside."""
+    for part in parts(CANARY):
+        result = {"type": "tool_result", "tool_use_id": "t"}
+        for body in (
+            said(called({}), part),
+            said(called({}, source=part)),
+            said(called({}, content=[part])),
+            said(called(part, type="tool_result")),
+            said(called(part, type="image")),
+            said(called(part, type=["tool_use"])),
+            said([called(part)]),
+            said(result | {"content": [part]}),
+            said(result | {"content": [called(part)]}),
+            said({"source": called(part)}),
+            said("text") | {"system": [called(part)]},
+            said("text") | {"chat_template_kwargs": called(part)},
+            {"messages": {"role": "user", "content": [called(part)]}, "max_tokens": 1},
+            {"messages": [[called(part)]], "max_tokens": 1},
+            {"messages": [called(part)], "max_tokens": 1},
+            {"messages": [{"content": called(part)}], "max_tokens": 1},
+        ):
+            assert [code for code, _ in refused(line(body, MESSAGES))] == ["media_url_refused"]
+        assert refused(line(said(called(part)))) != []
+        body = {"input": [{"role": "user", "content": [called(part)]}]}
+        assert refused(line(body, RESPONSES)) != []
+
+
+def test_of_a_repeated_type_the_last_one_says_whether_arguments_are_read() -> None:
+    for types, passes in (
+        ('"image","type":"tool_use"', True),
+        ('"tool_use","type":"image"', False),
+    ):
+        block = f'{{"type":{types},"input":{{"image_url":"{CANARY}"}}}}'
+        body = f'{{"model":"m","max_tokens":1,"messages":[{{"role":"user","content":[{block}]}}]}}'
+        assert (refused(line(body, MESSAGES)) == []) is passes
+
+
+def test_a_refusal_behind_arguments_says_where_it_is() -> None:
+    image = {"type": "image", "source": {"type": "url", "url": CANARY}}
+    body = said(called({"image_url": CANARY}), image)
+    where = "body.messages[1].content[1].source"
+    assert refused(line(body, MESSAGES)) == [("media_url_refused", where)]
+
+
 @pytest.mark.parametrize(
     "body",
     [
