@@ -89,7 +89,7 @@ def finish_reasons(answer: Any) -> set[str]:
 
 
 def texts_of(answer: Any) -> Iterator[str]:
-    """The text of each choice. A choice that calls a tool has none."""
+    """The text of each choice. A choice that calls a tool has none, nor one that refuses."""
     if not isinstance(answer, dict):
         return
     for choice in _dicts(answer.get("choices")):
@@ -97,11 +97,12 @@ def texts_of(answer: Any) -> Iterator[str]:
         text = message.get("content") if isinstance(message, dict) else choice.get("text")
         if isinstance(text, str):
             yield text
-        elif not (isinstance(message, dict) and message.get("tool_calls")):
+        elif not (isinstance(message, dict) and _is_without_text(message)):
             yield ""
     for output in _dicts(answer.get("output")):
-        if output.get("type") == "message":
-            yield _joined(_dicts(output.get("content")))
+        parts = _dicts(output.get("content"))
+        if output.get("type") == "message" and not any(map(_is_refusal, parts)):
+            yield _joined(parts)
     blocks = _dicts(answer.get("content"))
     if any(block.get("type") == "text" for block in blocks):
         yield _joined(blocks)
@@ -337,6 +338,14 @@ def _is_multiple(number: float, divisor: Any) -> bool:
         return not _DECIMALS.remainder(read(repr(number)), read(repr(divisor)))
     except ArithmeticError:
         return True
+
+
+def _is_without_text(message: dict[str, Any]) -> bool:
+    return bool(message.get("tool_calls") or message.get("refusal"))
+
+
+def _is_refusal(part: dict[str, Any]) -> bool:
+    return part.get("type") == "refusal"
 
 
 def _joined(parts: list[dict[str, Any]]) -> str:

@@ -90,6 +90,17 @@ def test_one_bad_choice_makes_a_bad_answer_and_a_call_of_a_tool_does_not() -> No
     assert is_good({}, {"data": [{"embedding": [0.5]}]})
 
 
+def test_a_refusal_is_an_answer_without_a_text() -> None:
+    """OpenAI's way to say that the model will not write what fits the schema."""
+    assert is_good(asking(POINT), chat(None, refusal="I cannot help with that."))
+    part = {"type": "refusal", "refusal": "I cannot help with that."}
+    assert is_good(asking(POINT), {"output": [{"type": "message", "content": [part]}]})
+    assert not is_good(asking(POINT), chat(None, refusal=None))
+    assert not is_good(asking(POINT), chat("no json", refusal="I cannot help with that."))
+    assert not is_good(asking(POINT), chat(None, refusal=""))
+    assert not is_good(asking(POINT), {"output": [{"type": "message", "content": []}]})
+
+
 def test_a_response_that_is_cut_off_counts_as_one_that_ended_by_its_length() -> None:
     assert finish_reasons(
         {"choices": [{"finish_reason": "stop"}, {"finish_reason": "length"}]}
