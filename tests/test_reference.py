@@ -30,6 +30,7 @@ WITH_A_CODE_AT = {
     ("batchyard/datasets/render.py", "_RowFailed"): 0,
     ("batchyard/datasets/render.py", "Refused"): 0,
     ("batchyard/datasets/tables.py", "Refused"): 0,
+    ("batchyard/datasets/json_rows.py", "Refused"): 0,
     ("batchyard/datasets/join.py", "Refused"): 0,
     ("batchyard/datasets/process.py", "Refusal"): 0,
 }

@@ -23,13 +23,21 @@ import pyarrow as pa
 from jinja2 import TemplateError, meta
 
 from batchyard.datasets.jobs import ROWS_FILE, RenderJob
+from batchyard.datasets.json_rows import JsonLines, Row, UnusableRow
 from batchyard.datasets.program import run_program
-from batchyard.datasets.tables import Refused, RowsWriter, read_rows, schema_of
+from batchyard.datasets.tables import (
+    Refused,
+    RowsWriter,
+    is_json_lines,
+    plain_type,
+    read_rows,
+    schema_of,
+)
 from batchyard.lines import TEMPLATE_ERROR
 from batchyard.templates import new_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from jinja2 import Template
 
@@ -42,6 +50,9 @@ _CUSTOM_ID: Final = "custom_id"
 _ROW: Final = "row"
 _SOURCE_NAME: Final = "<template>"
 _QUOTED: Final = re.compile(r"'([^']*)'")
+_NOT_PYTHONS: Final = UnusableRow(
+    "a value of the row, such as a date, cannot be given to a template"
+)
 _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder().decode
 
@@ -60,20 +71,36 @@ class _TooSlow(BaseException):
 
 def main(job: RenderJob) -> None:
     """Raises :class:`Refused`, and ``OSError``."""
-    files = [Path(each) for each in job.files]
-    schema = schema_of(files[0])
+    schema, pieces = _opened([Path(each) for each in job.files])
     renderer = Renderer(job, schema)
     out = sys.stdout.buffer
     with RowsWriter(Path(ROWS_FILE), schema) as rows:
         number = 0
-        for batch in read_rows(files, schema):
+        for batch, written in pieces:
             rows.add(batch)
-            out.writelines(renderer.lines(batch, number + 1))
+            values = renderer.values(batch) if written is None else written
+            out.writelines(renderer.lines(values, number + 1))
             number += batch.num_rows
             if number > job.most_rows:
                 # The validator refuses it for that.
                 break
     out.flush()
+
+
+def _opened(
+    files: Sequence[Path],
+) -> tuple[pa.Schema, Iterable[tuple[pa.RecordBatch, Sequence[Row] | None]]]:
+    """The columns, and the rows in pieces; those of JSON lines also as they are written."""
+    are_lines = [is_json_lines(each) for each in files]
+    if all(are_lines):
+        lines = JsonLines(files)
+        return lines.schema, lines.pieces()
+    if any(are_lines):
+        other = files[are_lines.index(not are_lines[0])].name
+        words = f"{other} has another format than {files[0].name}: one of them has JSON lines."
+        raise Refused("invalid_dataset", words)
+    schema = schema_of(files[0])
+    return schema, ((batch, None) for batch in read_rows(files, schema))
 
 
 class Renderer:
@@ -90,30 +117,32 @@ class Renderer:
         )
         self._has_id = _CUSTOM_ID in schema.names
 
-    def lines(self, batch: pa.RecordBatch, first: int) -> Iterator[bytes]:
+    def lines(self, rows: Iterable[Row], first: int) -> Iterator[bytes]:
         """The line of each row, the first of which has the number ``first``."""
-        for number, row in enumerate(self._values(batch), first):
+        for number, row in enumerate(rows, first):
             yield self._line(number, row)
 
-    def _values(self, batch: pa.RecordBatch) -> Iterable[dict[str, Any] | None]:
-        """Each row as Python's objects; None: it has a value that Python has not."""
+    def values(self, batch: pa.RecordBatch) -> Iterable[Row]:
+        """Each row as Python's objects, unless it has a value that Python has not."""
         try:
             plain = batch.select(self._schema.names).cast(self._schema, safe=False)
             if not plain.num_columns:
                 return ({} for _ in range(batch.num_rows))
-            found: list[dict[str, Any] | None] = plain.to_pylist(maps_as_pydicts="lossy")
+            found: list[Row] = plain.to_pylist(maps_as_pydicts="lossy")
         except (ValueError, OverflowError, pa.ArrowException):
             if batch.num_rows == 1:
-                return [None]
-            rows = (self._values(batch.slice(each, 1)) for each in range(batch.num_rows))
+                return [_NOT_PYTHONS]
+            rows = (self.values(batch.slice(each, 1)) for each in range(batch.num_rows))
             return (row for one in rows for row in one)
         return found
 
-    def _line(self, number: int, row: dict[str, Any] | None) -> bytes:
+    def _line(self, number: int, row: Row) -> bytes:
         custom_id: Any = f"row-{number}"
         try:
-            if row is None:
-                raise _failed("a value of the row, such as a date, cannot be given to a template")
+            if isinstance(row, UnusableRow):
+                raise _failed(row.why)
+            # A key that a line does not have is an empty value, and no error: others have it.
+            row = {name: row.get(name) for name in self._schema.names}
             if self._has_id:
                 custom_id = row[_CUSTOM_ID]
                 if isinstance(custom_id, int) and not isinstance(custom_id, bool):
@@ -190,28 +219,6 @@ class Renderer:
     def _too_long(self) -> _RowFailed:
         words = f"The template makes a line of more than {self._job.most_line_bytes} bytes."
         return _RowFailed("template_limit", words)
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type whose values Python has: no nanoseconds, no dictionaries, no extensions."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain_type(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_time64(kind) and kind.unit == "ns":
-        return pa.time64("us")
-    if pa.types.is_duration(kind) and kind.unit == "ns":
-        return pa.duration("us")
-    if pa.types.is_struct(kind):
-        fields = (kind.field(each) for each in range(kind.num_fields))
-        return pa.struct([field.with_type(plain_type(field.type)) for field in fields])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
-    return kind
 
 
 def _compiled(source: str) -> tuple[Template, set[str]]:

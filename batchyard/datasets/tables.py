@@ -1,13 +1,13 @@
-"""Rows of Parquet, Arrow and JSON lines files, as record batches that fit into memory."""
+"""Rows of Parquet and Arrow files, as record batches that fit into memory, and into Parquet."""
 
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.ipc
-import pyarrow.json
 import pyarrow.parquet as pq
 
 from batchyard.datasets.jobs import Refusal
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
-_ROWS: Final = 1024
-_BATCH_BYTES: Final = 16 * 1024**2
+BATCH_ROWS: Final = 1024
+BATCH_BYTES: Final = 16 * 1024**2
 """About so many bytes are turned into Python's objects at once."""
 _GROUP_ROWS: Final = 65_536
 _GROUP_BYTES: Final = 64 * 1024**2
 _PAGE_BYTES: Final = 1024**2
+_ARROW: Final = (b"ARROW1", b"\xff\xff\xff\xff")
+_PARQUET: Final = b"PAR1"
+_encode = msgspec.json.Encoder(decimal_format="string").encode
 
 
 class Refused(Exception):
@@ -47,6 +50,16 @@ def arrow_errors_as_ours(what: str) -> Iterator[None]:
         raise Refused(
             "invalid_dataset", f"{what} cannot be read or kept as rows ({type(error).__name__})."
         ) from None
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether it is not Parquet and not Arrow, by its first bytes."""
+    return not _start_of(path).startswith((_PARQUET, *_ARROW))
+
+
+def json_text(value: Any) -> str | None:
+    """The value as JSON; None stays None. Raises ``ValueError`` and ``TypeError``."""
+    return None if value is None else _encode(value).decode()
 
 
 def schema_of(path: Path) -> pa.Schema:
@@ -80,48 +93,31 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.Rec
 
 
 def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    size = max(1, min(_ROWS, _BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    size = max(1, min(BATCH_ROWS, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
     for start in range(0, batch.num_rows, size):
         yield batch.slice(start, size)
 
 
 def _opened(path: Path) -> Generator[Any]:
     """The file's schema, then its record batches."""
-    with path.open("rb") as file:
-        magic = file.read(6)
-    if magic.startswith(b"PAR1"):
+    magic = _start_of(path)
+    if magic.startswith(_PARQUET):
         yield from _parquet(path)
-    elif magic.startswith(b"ARROW1"):
+    elif magic.startswith(_ARROW[0]):
         with pa.OSFile(str(path)) as source:
             reader = pa.ipc.open_file(source)
             yield reader.schema
             yield from map(reader.get_batch, range(reader.num_record_batches))
-    elif magic.startswith(b"\xff\xff\xff\xff"):
+    else:
         with pa.OSFile(str(path)) as source:
             stream = pa.ipc.open_stream(source)
             yield stream.schema
             yield from stream
-    else:
-        how = pa.json.ReadOptions(use_threads=False, block_size=_BATCH_BYTES)
-        with pa.json.open_json(str(path), read_options=how) as lines:
-            found = lines.schema
-        schema = pa.schema([field.with_type(_as_written(field.type)) for field in found])
-        parse = pa.json.ParseOptions(explicit_schema=schema)
-        with pa.json.open_json(str(path), read_options=how, parse_options=parse) as lines:
-            yield lines.schema
-            yield from lines
 
 
-def _as_written(kind: pa.DataType) -> pa.DataType:
-    """The type that Arrow infers from JSON, but a text stays one, also if it looks like a time."""
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_struct(kind):
-        fields = (kind.field(each) for each in range(kind.num_fields))
-        return pa.struct([field.with_type(_as_written(field.type)) for field in fields])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_as_written(kind.value_type)))
-    return kind
+def _start_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(max(map(len, _ARROW)))
 
 
 def _parquet(path: Path) -> Generator[Any]:
@@ -131,22 +127,50 @@ def _parquet(path: Path) -> Generator[Any]:
         for number in range(file.num_row_groups):
             # Of each by itself: rows of one may be far larger than those of another.
             group = file.metadata.row_group(number)
-            size = _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)
-            yield from file.iter_batches(max(1, min(_ROWS, size)), [number], use_threads=False)
+            size = BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)
+            yield from file.iter_batches(max(1, min(BATCH_ROWS, size)), [number], use_threads=False)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type whose values Python has: no nanoseconds, no dictionaries, no extensions."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_time64(kind) and kind.unit == "ns":
+        return pa.time64("us")
+    if pa.types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pa.types.is_struct(kind):
+        fields = (kind.field(each) for each in range(kind.num_fields))
+        return pa.struct([field.with_type(plain_type(field.type)) for field in fields])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
+    return kind
 
 
 class RowsWriter:
     """Record batches into a Parquet file, in row groups that fit into memory.
 
-    Use as a context manager. Raises :class:`Refused`.
+    A column of a type that Parquet does not have is written as JSON text. Use as a context manager.
+    Raises :class:`Refused`.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._schema = schema
+        self._as_text = {field.name for field in schema if not _is_writable(field)}
+        texts = [
+            pa.field(each.name, pa.string()) if each.name in self._as_text else each
+            for each in schema
+        ]
+        self._schema = pa.schema(texts)
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         with arrow_errors_as_ours("The dataset"):
-            self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+            self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
 
     def __enter__(self) -> RowsWriter:
         return self
@@ -158,14 +182,47 @@ class RowsWriter:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take the next rows."""
+        if self._as_text:
+            batch = self._with_texts(batch)
         self._waiting.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
         if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
             self._flush()
 
+    def _with_texts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            _as_texts(column, name) if name in self._as_text else column
+            for name, column in zip(self._schema.names, batch.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
     def _flush(self) -> None:
         if self._waiting:
             with arrow_errors_as_ours("The dataset"):
                 self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
         self._waiting, self._rows, self._bytes = [], 0, 0
+
+
+def _is_writable(field: pa.Field) -> bool:
+    """Whether Parquet has its type. There is no list of those: only the writer knows."""
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def _as_texts(column: pa.Array, name: str) -> pa.Array:
+    plain = plain_type(column.type)
+    try:
+        if plain != column.type:
+            column = column.cast(plain, safe=False)
+        values = column.to_pylist(maps_as_pydicts="lossy")
+        return pa.array(map(json_text, values), pa.string())
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        raise Refused(
+            "invalid_dataset",
+            f"The column {name!r} cannot be kept: Parquet does not have its type, and JSON not all "
+            "its values. Remove it from the dataset.",
+        ) from None

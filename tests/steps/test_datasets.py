@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import decimal
+import gzip
 import json
 import os
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchyard.datasets import join, process, tables
+from batchyard.datasets import join, json_rows, process, tables
 from batchyard.datasets.files import literal_of, local_files, object_files
 from batchyard.datasets.jobs import TABLE_FILE, JoinJob, ProcessLimits, RenderJob
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
@@ -475,6 +476,162 @@ async def test_a_text_of_json_lines_stays_a_text(yard: Yard) -> None:
     assert line["body"]["row"] == row
 
 
+TOOLS: list[dict[str, Any]] = [
+    {"name": "now", "parameters": {"type": "object", "properties": {}}},
+    {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+]
+TALKS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS[:1], "id": 2**64 + 1},
+    {
+        "messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+        "tools": TOOLS,
+        "id": 7,
+        "metadata": {},
+    },
+]
+
+
+def write_lines(yard: Yard, rows: list[Any], name: str = "data.jsonl") -> Path:
+    path = yard.folder / name
+    path.write_text(
+        "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in rows)
+    )
+    return path
+
+
+async def test_objects_of_json_lines_have_their_own_keys_only(yard: Yard) -> None:
+    """Those of other lines would make their schemas invalid. Integers are exact, and {} is kept."""
+    template = """{"model": "stub-model", "max_tokens": 4, "messages": {{ messages | tojson }},
+        "tools": {{ tools | tojson }}, "id": {{ id }}, "metadata": {{ metadata | tojson }}}"""
+    path = write_lines(yard, TALKS)
+    lines = await rendered(yard, path, template)
+    fixed = {"model": "stub-model", "max_tokens": 4, "metadata": None}
+    assert [line["body"] for line in lines] == [fixed | row for row in TALKS]
+
+    answers = yard.folder / "answers.parquet"
+    chat = '{"model": "stub-model", "max_tokens": 4, "messages": {{ messages | tojson }}}'
+    await yard.finish(await create(yard, path, chat, output=str(answers)))
+    found = pq.read_table(answers)
+    for name in ("messages", "tools", "id", "metadata"):
+        assert found.schema.field(name).type == pa.string()
+        kept = [text and json.loads(text) for text in found[name].to_pylist()]
+        assert kept == [row.get(name) for row in TALKS]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "kept"),
+    [
+        ([1, None, 1.5], pa.float64(), [1.0, None, 1.5]),
+        ([2**60 + 1, 1], pa.int64(), [2**60 + 1, 1]),
+        ([2**60 + 1, 1.5], pa.string(), ["1152921504606846977", "1.5"]),
+        ([True, 1], pa.string(), ["true", "1"]),
+        ([None, "x"], pa.string(), [None, "x"]),
+        (["x", 1], pa.string(), ['"x"', "1"]),
+        ([None, float("nan")], pa.float64(), [None, pytest.approx(float("nan"), nan_ok=True)]),
+        ([[], [None], [[1]]], pa.list_(pa.list_(pa.int64())), [[], [None], [[1]]]),
+        ([[], None], pa.list_(pa.null()), [[], None]),
+        ([{"a": None}, {"a": 1}], pa.struct({"a": pa.int64()}), [{"a": None}, {"a": 1}]),
+        ([{"a": 1}, {"a": 1, "b": 2}], pa.string(), ['{"a":1}', '{"a":1,"b":2}']),
+        ([{"a": [{}]}, None], pa.string(), ['{"a":[{}]}', None]),
+    ],
+)
+def test_a_column_of_json_lines_holds_the_values_of_all_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[Any], kind: Any, kept: list[Any]
+) -> None:
+    """Also those that come late, and a column that only the last line of the last file has."""
+    monkeypatch.setattr(json_rows, "BATCH_ROWS", 1)
+    rows = [{"of": each} for each in values]
+    rows[-1]["last"] = "here"
+    files = [tmp_path / f"{n}.jsonl" for n in range(len(rows))]
+    for path, row in zip(files, rows, strict=True):
+        path.write_text(f"\ufeff\n{json.dumps(row)}\r\n\n")
+    lines = json_rows.JsonLines(files)
+    assert lines.schema == pa.schema({"of": kind, "last": pa.string()})
+    pieces = list(lines.pieces())
+    assert [batch.num_rows for batch, _ in pieces] == [1] * len(rows)
+    assert pa.Table.from_batches([batch for batch, _ in pieces])["of"].to_pylist() == kept
+
+
+def test_pieces_of_json_lines_fit_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long lines and of compressed ones, too. A line that is too long is no row."""
+    monkeypatch.setattr(json_rows, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(json_rows, "_MOST_LINE_BYTES", 1000)
+    path = tmp_path / "data.jsonl.gz"
+    lengths = [400, 400, 400, 2000, 900, 10]
+    lines = [json.dumps({"q": "x" * length}) + "\n" for length in lengths]
+    path.write_bytes(gzip.compress("".join(lines).encode()))
+    pieces = list(json_rows.JsonLines([path]).pieces())
+    assert [batch.num_rows for batch, _ in pieces] == [2, 2, 2]
+    found = [row for _, rows in pieces for row in rows]
+    why = "line 4 of data.jsonl.gz is longer than 1000 bytes"
+    assert found.pop(3) == json_rows.UnusableRow(why)
+    assert [len(row["q"]) for row in found] == [400, 400, 400, 900, 10]
+
+
+INTERVAL = pa.month_day_nano_interval()
+BROKEN = ['{"question": "brok', r'{"question": "half a \ud83d"}', "[1]", "[" * 2000]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_a_line_that_is_no_object_is_a_bad_line(yard: Yard, broken: str) -> None:
+    """It is named, and not quoted; the others run, and it keeps its place in the table."""
+    path = write_lines(yard, [{"question": "a"}, "", broken, {"question": "b"}])
+    answers = yard.folder / "answers.parquet"
+    batch_id = await create(yard, path, output=str(answers), on_invalid="error_file")
+    batch = await yard.finish(batch_id)
+    assert (batch.status, batch.counts) == (BatchStatus.COMPLETED, RequestCounts(3, 2, 1))
+    rows = pq.read_table(answers).to_pylist()
+    assert [row["question"] for row in rows] == ["a", None, "b"]
+    assert rows[1]["error_code"] == "template_failed"
+    assert rows[1]["error_message"].endswith(": line 3 of data.jsonl is not a valid JSON object.")
+
+
+async def test_a_file_whose_first_line_is_no_object_is_refused(yard: Yard) -> None:
+    path = write_lines(yard, ["question,answer", {"question": "a"}], "data.csv")
+    words = (
+        r"^data\.csv is neither .* JSON lines: line 1 of data\.csv is not a valid JSON object\.$"
+    )
+    with pytest.raises(InputRefused, match=words):
+        await rendered(yard, path)
+
+
+async def test_json_lines_do_not_go_with_other_formats(yard: Yard) -> None:
+    files = [write(yard, questions(1)), write_lines(yard, [{"question": "a"}])]
+    with pytest.raises(InputRefused, match=r"data\.jsonl has another format than data\.parquet"):
+        await rendered(yard, Several(tuple(map(LocalFile, files))).text)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "texts"),
+    [
+        (pa.array([{}, None], pa.struct([])), [{}, None], ["{}", None]),
+        (pa.array([[{"a": {}}], []]), [[{"a": {}}], []], ['[{"a":{}}]', "[]"]),
+        (pa.RunEndEncodedArray.from_arrays([1, 2], ["a", None]), ["a", None], ['"a"', None]),
+        (pa.array([(1, 2, 3), None], INTERVAL), [[1, 2, 3], None], ["[1,2,3]", None]),
+    ],
+    ids=["object", "nested", "run-end-encoded", "interval"],
+)
+async def test_what_parquet_does_not_have_is_json_text_in_the_table(
+    yard: Yard, column: pa.Array, values: list[Any], texts: list[str | None]
+) -> None:
+    """The template gets the value itself."""
+    path = yard.folder / "data.arrow"
+    table = questions(2).append_column("of", column)
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    template = TEMPLATE.replace(
+        '"max_tokens"', '"metadata": {{ {"of": of} | tojson }}, "max_tokens"'
+    )
+    lines = await rendered(yard, path, template)
+    assert [line["body"]["metadata"]["of"] for line in lines] == values
+    answers = yard.folder / "answers.parquet"
+    batch = await yard.finish(await create(yard, path, output=str(answers)))
+    assert batch.counts == RequestCounts(2, 2, 0)
+    assert pq.read_table(answers)["of"].to_pylist() == texts
+
+
 async def test_what_is_no_dataset_is_refused_by_name(yard: Yard) -> None:
     path = yard.folder / "data.parquet"
     path.write_bytes(b"PAR1 and nothing else PAR1")
@@ -633,7 +790,7 @@ def test_a_table_of_large_rows_needs_memory_for_a_few_of_them(
 ) -> None:
     """Though 1,024 rows are larger than that, and other rows are small."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tables, "_BATCH_BYTES", 2**20)
+    monkeypatch.setattr(tables, "BATCH_BYTES", 2**20)
     monkeypatch.setattr(tables, "_GROUP_BYTES", 2**21)
     pictures = [os.urandom(2**16 if n < 500 or n >= 20_500 else 10) for n in range(21_000)]
     with tables.RowsWriter(tmp_path / "rows.parquet", pa.schema({"picture": pa.binary()})) as rows:
