@@ -4,10 +4,12 @@ Jinja2's sandbox keeps a template from the interpreter, not from its time and me
 parsed by :func:`check_template`, which evaluates nothing, and rendered in processes with limits:
 those of datasets by :mod:`batchyard.datasets.render`, those of chains by this file (:func:`main`).
 
-The process reads a frame with ``{"source": …}`` first. Each further one holds the variables of one
-body, and is answered with one frame, ``{"body": {…}}`` or ``{"error": "…"}``. A frame is four bytes
-with its length, the first one the most significant, and then JSON. A line that takes too much
-processor time or memory is an error; one that cannot be interrupted ends the process.
+The process reads a frame with ``{"source": …}`` first, and then groups: a frame with a number, and
+as many frames with the variables of one body each. Each of these is answered with one frame,
+``{"body": {…}}`` or ``{"error": "…"}``, or with ``{"is_left": true}`` once the group's bodies have
+:data:`GROUP_BYTES`. A frame is four bytes with its length, the first one the most significant, and
+then JSON. A line that takes too much processor time or memory is an error; one that cannot be
+interrupted ends the process.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 MOST_TEMPLATE_CHARS: Final = 65_536
 MAX_BODY_BYTES: Final = 16 * 1024**2
+GROUP_BYTES: Final = 32 * 1024**2
+"""Of bodies: after so many, the rest of a group is left for the next one. They are in the memory of
+the process that holds the batches of all tenants."""
 MAX_BODY_DEPTH: Final = 63
 """As in :mod:`batchyard.json_depth`, in a line, which is one level more."""
 CPU_SECONDS: Final = 2.0
@@ -38,6 +43,7 @@ honest bodies on a busy machine, where they wait for their turn."""
 _MEMORY_BYTES: Final = 1024**3
 _LENGTH: Final = struct.Struct(">I")
 _SHOWN_CHARS: Final = 200
+_TOO_LARGE: Final = "what it makes is too large"
 _IN_BLOCKS: Final = ("loop", "caller", "varargs", "kwargs", "self")
 
 _decode = msgspec.json.Decoder().decode
@@ -147,7 +153,7 @@ class BodyTemplate:
         except Exception as error:  # noqa: BLE001 - whatever a client's template does
             raise BodyNotMade(f"{type(error).__name__}: {error}"[:500]) from None
         if len(text) > MAX_BODY_BYTES:
-            raise BodyNotMade("what it makes is too large")
+            raise BodyNotMade(_TOO_LARGE)
         try:
             body = _decode(text)
         except (ValueError, RecursionError) as error:
@@ -187,6 +193,9 @@ def write_frame(message: Any) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
+_LEFT: Final = write_frame({"is_left": True})
+
+
 def frame_length(head: bytes) -> int:
     """How many bytes follow a frame's first four."""
     return int(_LENGTH.unpack(head)[0])
@@ -203,22 +212,44 @@ def main() -> None:
     source = _read_frame(frames)
     if source is None:
         return
-    template: BodyTemplate | None = None
-    while (variables := _read_frame(frames)) is not None:
+    lines = _Lines(_decode(source)["source"])
+    while (count := _read_frame(frames)) is not None:
+        size_bytes = 0
+        for _ in range(_decode(count)):
+            variables = _read_frame(frames)
+            if variables is None:
+                return
+            is_left = size_bytes >= GROUP_BYTES
+            frame = _LEFT if is_left else lines.answer(_decode(variables))
+            size_bytes += len(frame)
+            answers.write(frame)
+            answers.flush()
+
+
+class _Lines:
+    """The lines of one template, each under limits of its own."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._template: BodyTemplate | None = None
+
+    def answer(self, variables: Mapping[str, Any]) -> bytes:
+        """A frame: the body of these, or why there is none."""
         try:
             _bound(CPU_SECONDS, _MOST_CPU_SECONDS)
-            if template is None:
-                template = BodyTemplate(source["source"])
-            answer: dict[str, Any] = {"body": template.render(variables)}
-            frame = write_frame(answer)
+            if self._template is None:
+                self._template = BodyTemplate(self._source)
+            frame = write_frame({"body": self._template.render(variables)})
+            if len(frame) > MAX_BODY_BYTES:
+                # Its text was not: a number or a character may take more bytes than it had.
+                frame = write_frame({"error": _TOO_LARGE})
         except _TookTooLong:
             frame = write_frame({"error": "it takes too long", "is_slow": True})
         except Exception as error:  # noqa: BLE001 - whatever a client's template does
             frame = write_frame({"error": str(error)[:500]})
         finally:
             _bound(0, 0)
-        answers.write(frame)
-        answers.flush()
+        return frame
 
 
 class _TookTooLong(BaseException):
@@ -234,11 +265,12 @@ def _bound(cpu_seconds: float, most_cpu_seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, most_cpu_seconds)
 
 
-def _read_frame(stream: BinaryIO) -> Any:
+def _read_frame(stream: BinaryIO) -> bytes | None:
+    """Its JSON; None at the end."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
-    return _decode(stream.read(frame_length(head)))
+    return stream.read(frame_length(head))
 
 
 if __name__ == "__main__":

@@ -17,22 +17,17 @@ from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterator
     from pathlib import Path
 
     import numpy.typing as npt
 
     from batchyard.services.services import Services
     from batchyard.storage.base import Storage
-    from batchyard.templates import BodyNotMade
 
 log = event_logger(__name__)
 
-_LINES_AT_FIRST: Final = 8
 _LINES_AT_ONCE: Final = 64
-_RENDERED_BYTES: Final = 32 * 1024**2
-"""Of the requests that are made of a group, if they are like those of the group before: one may
-have 16 MiB, and they are in memory with the batches of all tenants."""
 _BYTES_AT_ONCE: Final = 4 * 1024**2
 """To be rendered: requests and answers of so many bytes, which are in memory a few times."""
 _SEGMENT_BYTES: Final = 4 * 1024**2
@@ -178,20 +173,8 @@ class Source:
         ]
 
 
-class AtOnce:
-    """How many lines of a stage to render at once, by how large its requests are."""
-
-    def __init__(self) -> None:
-        self.lines = _LINES_AT_FIRST
-
-    def rendered(self, bodies: Sequence[bytes | BodyNotMade]) -> None:
-        """These were made of a group."""
-        largest = max((len(each) for each in bodies if isinstance(each, bytes)), default=0)
-        self.lines = min(_LINES_AT_ONCE, max(1, _RENDERED_BYTES // max(1, largest)))
-
-
 def groups_of(
-    lines: list[FinishedLine], asked: InputLines, first: InputLines, at_once: AtOnce
+    lines: list[FinishedLine], asked: InputLines, first: InputLines
 ) -> Iterator[list[FinishedLine]]:
     """The lines in groups that are small enough to be rendered at once."""
     group: list[FinishedLine] = []
@@ -200,7 +183,7 @@ def groups_of(
         group.append(line)
         size_bytes += len(line.line)
         size_bytes += asked.size_bytes(line.own_ordinal) + first.size_bytes(line.ordinal)
-        if len(group) >= at_once.lines or size_bytes >= _BYTES_AT_ONCE:
+        if len(group) >= _LINES_AT_ONCE or size_bytes >= _BYTES_AT_ONCE:
             yield group
             group, size_bytes = [], 0
     if group:

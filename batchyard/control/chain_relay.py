@@ -14,13 +14,13 @@ import tempfile
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 
 from batchyard import intervals
 from batchyard.chains import line_or_refusal, of_stage, variables_of
-from batchyard.control.chain_lines import AtOnce, Source, StageSegments, groups_of
+from batchyard.control.chain_lines import Source, StageSegments, groups_of
 from batchyard.control.chain_parts import WaitingLines, inputs_of, make_part
 from batchyard.control.stopping_runners import wait_for_stopping_runners
 from batchyard.errors import LeaseLost, TransitionConflict
@@ -54,6 +54,14 @@ _ENDED: Final = 255
 """In place of a stage: the line is in the chain's results."""
 
 
+class _Readable(NamedTuple):
+    """A line that goes on: what its request is made of."""
+
+    ordinal: int
+    custom_id: str
+    variables: dict[str, Any]
+
+
 class ChainRelay:
     """One chain, under one lease of its batch. Made by :meth:`opened`."""
 
@@ -81,7 +89,6 @@ class ChainRelay:
         self._counts = {Outcome.OUTPUT: 0, Outcome.ERROR: 0}
         self._recorded: object = None
         self._renderers: dict[int, Renderer] = {}
-        self._at_once = {n: AtOnce() for n in self._waiting}
         self._is_closing = False
         self._at_end = contextlib.AsyncExitStack()
         self._folder: Path
@@ -200,18 +207,29 @@ class ChainRelay:
     async def _into_stage(self, source: Source, lines: list[FinishedLine], following: int) -> None:
         first = await self._first.lines(self._services, self._folder)
         asked = await source.lines(self._services, self._folder)
-        for group in groups_of(lines, asked, first, self._at_once[following]):
-            firsts = [first.line(each.ordinal) for each in group]
-            variables = [
-                _variables(asked.line(each.own_ordinal), each.line, own)
-                for each, own in zip(group, firsts, strict=True)
-            ]
-            bodies = await self._render(following, variables)
-            self._at_once[following].rendered(bodies)
-            for each, own, body in zip(group, firsts, bodies, strict=True):
-                await self._add_request(following, each.ordinal, custom_id_of(own), body)
+        for group in groups_of(lines, asked, first):
+            readable = []
+            for each in group:
+                own = first.line(each.ordinal)
+                custom_id = custom_id_of(own)
+                try:
+                    variables = variables_of(asked.line(each.own_ordinal), each.line, own)
+                except BodyNotMade as error:
+                    await self._add_request(following, each.ordinal, custom_id, error)
+                else:
+                    readable.append(_Readable(each.ordinal, custom_id, variables))
+            while readable:
+                readable = await self._add_first_of(following, readable)
         if self._waiting[following].is_full:
             await self._make_part(self._waiting[following])
+
+    async def _add_first_of(self, following: int, lines: list[_Readable]) -> list[_Readable]:
+        """Those that are left. The bodies of the others are no longer held for them."""
+        renderer = self._renderer(following)
+        bodies = await renderer.render([each.variables for each in lines])
+        for each, body in zip(lines, bodies, strict=False):
+            await self._add_request(following, each.ordinal, each.custom_id, body)
+        return lines[len(bodies) :]
 
     async def _add_request(
         self, following: int, ordinal: int, custom_id: str, body: bytes | BodyNotMade
@@ -232,15 +250,11 @@ class ChainRelay:
         waiting.add(ordinal, made, inputs)
         self._reached[ordinal] = following
 
-    async def _render(
-        self, following: int, variables: list[dict[str, Any] | BodyNotMade]
-    ) -> list[bytes | BodyNotMade]:
+    def _renderer(self, following: int) -> Renderer:
         if following not in self._renderers:
             made = self._renderers[following] = Renderer(self._stages[following - 1].template)
             self._at_end.push_async_exit(made)
-        readable = [each for each in variables if not isinstance(each, BodyNotMade)]
-        bodies = iter(await self._renderers[following].render(readable))
-        return [each if isinstance(each, BodyNotMade) else next(bodies) for each in variables]
+        return self._renderers[following]
 
     async def _give_up_rest(self, source: Source, ended: BatchRecord | None) -> None:
         """The source is over: its lines without an answer are at their end."""
@@ -325,13 +339,6 @@ class ChainRelay:
             epoch=self._epoch,
         )
         self._recorded = state
-
-
-def _variables(asked: bytes, line: bytes, first: bytes) -> dict[str, Any] | BodyNotMade:
-    try:
-        return variables_of(asked, line, first)
-    except BodyNotMade as error:
-        return error
 
 
 # -- beside the batch -----------------------------------------------------------------------------

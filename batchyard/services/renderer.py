@@ -27,6 +27,7 @@ class _Rendered(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw()
     error: str | None = None
     is_slow: bool = False
+    is_left: bool = False
 
 
 _decode = msgspec.json.Decoder(_Rendered).decode
@@ -47,31 +48,32 @@ class Renderer:
         await self._end()
 
     async def render(self, variables: Sequence[Mapping[str, Any]]) -> list[bytes | BodyNotMade]:
-        """A body as JSON for each of these, or why there is none."""
-        bodies: list[bytes | BodyNotMade] = []
-        while len(bodies) < len(variables):
-            if self._slow >= _MOST_SLOW:
-                bodies.append(BodyNotMade("it took too long for earlier lines"))
-                continue
-            try:
-                bodies += await self._ask(variables[len(bodies) :])
-            except BaseException:
-                # It may be in the middle of an answer, which must not become another line's.
-                await self._end()
-                raise
-        return bodies
+        """A body as JSON for each of the first of these, or why there is none.
+
+        Of one at least, and of as many as have :data:`~batchyard.templates.GROUP_BYTES` and one
+        body more: the caller asks for the rest once it has handed these on.
+        """
+        if self._slow >= _MOST_SLOW:
+            return [BodyNotMade("it took too long for earlier lines") for _ in variables]
+        try:
+            return await self._ask(variables)
+        except BaseException:
+            # It may be in the middle of an answer, which must not become another line's.
+            await self._end()
+            raise
 
     async def _ask(self, variables: Sequence[Mapping[str, Any]]) -> list[bytes | BodyNotMade]:
-        """The answers until the process ends, of which it leaves one at least."""
+        """The answers until the process leaves the rest, or ends, which is the last one's fault."""
         process = self._process or await self._start()
         bodies: list[bytes | BodyNotMade] = []
         try:
             # All at once: with a turn of the event loop for each, many lines take seconds.
-            process.stdin.writelines(map(write_frame, variables))
-            while len(bodies) < len(variables):
+            process.stdin.writelines(map(write_frame, (len(variables), *variables)))
+            for _ in variables:
                 head = await process.stdout.readexactly(_HEAD_BYTES)
-                frame = await process.stdout.readexactly(frame_length(head))
-                bodies.append(self._body_in(_decode(frame)))
+                answer = _decode(await process.stdout.readexactly(frame_length(head)))
+                if not answer.is_left:
+                    bodies.append(self._body_in(answer))
         except (asyncio.IncompleteReadError, ConnectionError):
             self._slow += 1
             bodies.append(BodyNotMade("it takes too long or too much memory"))

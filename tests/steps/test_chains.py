@@ -23,6 +23,7 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.lines import embedding_inputs
 from batchyard.results import answered
 from batchyard.services.keys import segment_key, segments_prefix
+from batchyard.services.renderer import Renderer
 from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.steps.collect import DAMAGED
 from batchyard.steps.retry import retry_batch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from batchyard.engine.base import EngineAnswer, EngineRequest
     from batchyard.storage.base import Storage
     from batchyard.store import BatchRecord
+    from batchyard.templates import BodyNotMade
 
 JUDGE = Stage(
     CHAT,
@@ -218,6 +220,27 @@ async def test_what_a_paused_chain_hands_on_waits_with_it(
         await store.batch_schedule.unpause(batch_id)
         batch = await ended(yard, batch_id)
     assert (batch.status, batch.counts.completed, engine.asked) == (BatchStatus.COMPLETED, 8, 16)
+
+
+async def test_lines_that_are_left_for_later_are_rendered_too(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a group with large bodies only some are made at once."""
+    original = Renderer.render
+    calls = []
+
+    async def one_of_them(
+        renderer: Renderer, variables: list[dict[str, Any]]
+    ) -> list[bytes | BodyNotMade]:
+        calls.append(len(variables))
+        return await original(renderer, variables[:1])
+
+    monkeypatch.setattr(Renderer, "render", one_of_them)
+    batch = await run(yard, lines(20), EMBED)
+    assert len(calls) == 20
+    results = await yard.results(batch.output_file_id)
+    assert [each["custom_id"] for each in results] == [f"id-{n}" for n in range(20)]
+    assert batch.counts.failed == 0
 
 
 async def test_its_tenant_sees_and_pays_for_one_batch(yard: Yard) -> None:

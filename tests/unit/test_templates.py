@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -72,6 +72,16 @@ def test_to_check_a_template_runs_nothing_of_it() -> None:
     check_template("{{ 'a' | center(10 ** 12) }}" + FOREVER, NAMES)
 
 
+async def rendered(
+    renderer: Renderer, variables: list[dict[str, Any]]
+) -> list[bytes | BodyNotMade]:
+    """A body of each, or why there is none."""
+    bodies: list[bytes | BodyNotMade] = []
+    while len(bodies) < len(variables):
+        bodies += await renderer.render(variables[len(bodies) :])
+    return bodies
+
+
 @pytest.fixture
 async def renderer() -> AsyncIterator[Renderer]:
     source = (
@@ -88,7 +98,7 @@ async def test_a_hostile_line_ends_by_itself_and_the_others_are_rendered(
     renderer: Renderer,
 ) -> None:
     texts = ["one", "slow", "bad", "large", "two"]
-    made = await renderer.render([{"content": each} for each in texts])
+    made = await rendered(renderer, [{"content": each} for each in texts])
     assert [made[0], made[4]] == [b'{"input":"one"}', b'{"input":"two"}']
     assert [str(each) for each in made[1:4]] == [
         "it takes too long",
@@ -102,7 +112,7 @@ async def test_errors_that_only_speak_of_slowness_keep_no_later_line_from_being_
     source = '{"input": {{ {"yes": 1}[content] }}}'
     answers = [{"content": f"This is too long for me ({n})."} for n in range(10)]
     async with Renderer(source) as renderer:
-        refused = await renderer.render(answers)
+        refused = await rendered(renderer, answers)
         made = await renderer.render([{"content": "yes"}])
     assert all("too long for me" in str(each) for each in refused)
     assert made == [b'{"input":1}']
@@ -112,7 +122,7 @@ async def test_the_process_may_end_in_the_middle(renderer: Renderer) -> None:
     await renderer.render([{"content": "one"}])
     assert renderer._process is not None
     await renderer._process.end()
-    lost, made = await renderer.render([{"content": "two"}, {"content": "three"}])
+    lost, made = await rendered(renderer, [{"content": "two"}, {"content": "three"}])
     assert isinstance(lost, BodyNotMade)
     assert made == b'{"input":"three"}'
 
@@ -122,9 +132,30 @@ async def test_what_is_nested_too_deeply_ends_its_own_line() -> None:
     most = MAX_BODY_DEPTH - 1
     depths = [1, most, most + 1, *range(900, 1001)]
     async with Renderer('{"input": {{ "[" * depth }}{{ "]" * depth }}}') as renderer:
-        made = await renderer.render([{"depth": depth} for depth in depths])
+        made = await rendered(renderer, [{"depth": depth} for depth in depths])
     assert [isinstance(each, BodyNotMade) for each in made] == [False, False] + 102 * [True]
     assert str(made[2]) == "what it makes is nested deeper than 63 levels"
+
+
+async def test_of_large_bodies_only_as_many_are_made_as_may_be_held() -> None:
+    """They are in the memory of the process that holds the batches of all tenants."""
+    source = '{"input": "{{ letter * (size - 12) }}"}'
+    asked = [{"letter": each, "size": 16_000_000} for each in "abcdef"]
+    async with Renderer(source) as renderer:
+        made = await renderer.render(asked)
+        assert 1 <= len(made) <= 3
+        assert all(isinstance(each, bytes) for each in made)
+        made += await rendered(renderer, asked[len(made) :])
+    assert [each[10:11] for each in made if isinstance(each, bytes)] == [*map(str.encode, "abcdef")]
+
+
+@pytest.mark.parametrize("text", ['"€"', "1e15"])
+async def test_a_body_is_no_larger_than_its_limit_however_short_its_text_is(text: str) -> None:
+    source = '{"input": [{{ ([text] * 3_000_000) | join(",") }}]}'
+    async with Renderer(source) as renderer:
+        (made,) = await renderer.render([{"text": text}])
+        assert isinstance(made, BodyNotMade)
+        assert str(made) == "what it makes is too large"
 
 
 def test_a_body_is_as_deep_as_a_line_may_hold() -> None:
