@@ -6,19 +6,22 @@ those of datasets by :mod:`batchyard.datasets.render`, those of chains by this f
 
 The process reads a frame with ``{"source": …}`` first, and then groups: a frame with a number, and
 as many frames with the variables of one body each. Each of these is answered with one frame,
-``{"body": {…}}`` or ``{"error": "…"}``, or with ``{"is_left": true}`` once the group's bodies have
-:data:`GROUP_BYTES`. A frame is four bytes with its length, the first one the most significant, and
-then JSON. A line that takes too much processor time or memory is an error; one that cannot be
-interrupted ends the process.
+``{"body": {…}}`` or ``{"error": "…"}``, with the ``cpu_seconds`` since the answer before, or with
+``{"is_left": true}`` once the group's bodies have :data:`GROUP_BYTES` or took
+:data:`GROUP_CPU_SECONDS`. A frame is four bytes with its length, the first one the most
+significant, and then JSON. A line that takes too much processor time or memory is an error that
+``is_slow``; one that cannot be interrupted ends the process.
 """
 
 from __future__ import annotations
 
 import base64
+import os
 import resource
 import signal
 import struct
 import sys
+import time
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn
 
 import msgspec
@@ -33,6 +36,8 @@ MAX_BODY_BYTES: Final = 16 * 1024**2
 GROUP_BYTES: Final = 32 * 1024**2
 """Of bodies: after so many, the rest of a group is left for the next one. They are in the memory of
 the process that holds the batches of all tenants."""
+GROUP_CPU_SECONDS: Final = 1.0
+"""After so many, too: other tenants wait for their turns meanwhile."""
 MAX_BODY_DEPTH: Final = 63
 """As in :mod:`batchyard.json_depth`, in a line, which is one level more."""
 CPU_SECONDS: Final = 2.0
@@ -42,6 +47,7 @@ _MOST_CPU_SECONDS: Final = 5.0
 honest bodies on a busy machine, where they wait for their turn."""
 _MEMORY_BYTES: Final = 1024**3
 _LENGTH: Final = struct.Struct(">I")
+_NICENESS: Final = 5
 _SHOWN_CHARS: Final = 200
 _TOO_LARGE: Final = "what it makes is too large"
 _IN_BLOCKS: Final = ("loop", "caller", "varargs", "kwargs", "self")
@@ -145,11 +151,11 @@ class BodyTemplate:
             raise TemplateRefused(str(error.message or error)) from None
 
     def render(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The body. Raises :class:`BodyNotMade`."""
+        """The body. Raises :class:`BodyNotMade`, and ``MemoryError``."""
         try:
             text = self._text(variables)
         except MemoryError:
-            raise BodyNotMade("it takes too much memory") from None
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a client's template does
             raise BodyNotMade(f"{type(error).__name__}: {error}"[:500]) from None
         if len(text) > MAX_BODY_BYTES:
@@ -205,6 +211,8 @@ def main() -> None:
     """Answer frames from the standard input until it ends."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(_NICENESS)
     signal.signal(signal.SIGVTALRM, _interrupt)
     # Not handled: a handler would wait for the end of what cannot be interrupted.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -214,16 +222,20 @@ def main() -> None:
         return
     lines = _Lines(_decode(source)["source"])
     while (count := _read_frame(frames)) is not None:
-        size_bytes = 0
+        size_bytes, began = 0, time.process_time()
         for _ in range(_decode(count)):
             variables = _read_frame(frames)
             if variables is None:
                 return
-            is_left = size_bytes >= GROUP_BYTES
+            is_left = size_bytes >= GROUP_BYTES or _is_over(began)
             frame = _LEFT if is_left else lines.answer(_decode(variables))
             size_bytes += len(frame)
             answers.write(frame)
             answers.flush()
+
+
+def _is_over(began: float) -> bool:
+    return time.process_time() - began >= GROUP_CPU_SECONDS
 
 
 class _Lines:
@@ -232,6 +244,9 @@ class _Lines:
     def __init__(self, source: str) -> None:
         self._source = source
         self._template: BodyTemplate | None = None
+        # Jinja2 is imported now: no line's time is spent on it.
+        new_environment()
+        self._counted_until = time.process_time()
 
     def answer(self, variables: Mapping[str, Any]) -> bytes:
         """A frame: the body of these, or why there is none."""
@@ -239,16 +254,24 @@ class _Lines:
             _bound(CPU_SECONDS, _MOST_CPU_SECONDS)
             if self._template is None:
                 self._template = BodyTemplate(self._source)
-            frame = write_frame({"body": self._template.render(variables)})
+            frame = self._frame(body=self._template.render(variables))
             if len(frame) > MAX_BODY_BYTES:
                 # Its text was not: a number or a character may take more bytes than it had.
-                frame = write_frame({"error": _TOO_LARGE})
+                frame = self._frame(error=_TOO_LARGE)
         except _TookTooLong:
-            frame = write_frame({"error": "it takes too long", "is_slow": True})
+            frame = self._frame(error="it takes too long", is_slow=True)
+        except MemoryError:
+            frame = self._frame(error="it takes too much memory", is_slow=True)
         except Exception as error:  # noqa: BLE001 - whatever a client's template does
-            frame = write_frame({"error": str(error)[:500]})
+            frame = self._frame(error=str(error)[:500])
         finally:
             _bound(0, 0)
+        return frame
+
+    def _frame(self, **answer: Any) -> bytes:
+        now = time.process_time()
+        frame = write_frame(answer | {"cpu_seconds": now - self._counted_until})
+        self._counted_until = now
         return frame
 
 

@@ -150,6 +150,8 @@ class ChainRelay:
         if chain.paused_at is None:
             self._chain = chain
             await self._make_parts()
+        for renderer in self._renderers.values():
+            await renderer.end_if_idle()
         await self._record()
 
     async def close(self) -> None:
@@ -252,7 +254,8 @@ class ChainRelay:
 
     def _renderer(self, following: int) -> Renderer:
         if following not in self._renderers:
-            made = self._renderers[following] = Renderer(self._stages[following - 1].template)
+            template = self._stages[following - 1].template
+            made = self._renderers[following] = Renderer(template, self._chain.tenant)
             self._at_end.push_async_exit(made)
         return self._renderers[following]
 

@@ -1,4 +1,4 @@
-"""Renders a client's template in a process of its own, which can do no harm but waste two seconds.
+"""Renders a client's template in a process of its own, which can do no harm but waste some time.
 
 See :mod:`batchyard.templates` for what the process does.
 """
@@ -6,6 +6,7 @@ See :mod:`batchyard.templates` for what the process does.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -13,13 +14,25 @@ import msgspec
 from batchyard import templates
 from batchyard.child_program import ChildProgram
 from batchyard.templates import BodyNotMade, frame_length, write_frame
+from batchyard.tenant_turns import TenantTurns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+_AT_ONCE: Final = 4
+"""Processes that render, each with up to a gigabyte."""
+_TURNS: Final = TenantTurns(_AT_ONCE)
 _MOST_SLOW: Final = 10
-"""So many lines may take too long; then no more are tried, or a template could hold a core."""
+"""After so many lines that take too long or too much memory, no more groups are tried, or a
+template could hold a core."""
+_CPU_SECONDS: Final = 300.0
+"""As many as for a dataset; then no more lines are tried either."""
+_LINE_CPU_SECONDS: Final = 0.05
+"""And so many in addition for each line rendered, or a large chain would end for its size. Most
+lines take less than a millisecond."""
+_IDLE_SECONDS: Final = 30.0
+"""A process has 20 MiB, and a tenant may have one for each stage of hundreds of chains."""
 _HEAD_BYTES: Final = 4
 
 
@@ -28,18 +41,26 @@ class _Rendered(msgspec.Struct):
     error: str | None = None
     is_slow: bool = False
     is_left: bool = False
+    cpu_seconds: float = 0.0
 
 
 _decode = msgspec.json.Decoder(_Rendered).decode
 
 
 class Renderer:
-    """One template. A context manager; its process starts with the first body."""
+    """One template of a tenant. A context manager; its process starts with the first body.
 
-    def __init__(self, source: str) -> None:
+    One process of a tenant renders at a time, and few of all tenants.
+    """
+
+    def __init__(self, source: str, tenant: str) -> None:
         self._source = source
+        self._tenant = tenant
         self._process: ChildProgram | None = None
+        self._used_at = 0.0
         self._slow = 0
+        self._lines = 0
+        self._cpu_seconds = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -51,16 +72,31 @@ class Renderer:
         """A body as JSON for each of the first of these, or why there is none.
 
         Of one at least, and of as many as have :data:`~batchyard.templates.GROUP_BYTES` and one
-        body more: the caller asks for the rest once it has handed these on.
+        body more, or take :data:`~batchyard.templates.GROUP_CPU_SECONDS`: the caller asks for the
+        rest once it has handed these on, and other chains and tenants have their turns.
         """
-        if self._slow >= _MOST_SLOW:
-            return [BodyNotMade("it took too long for earlier lines") for _ in variables]
-        try:
-            return await self._ask(variables)
-        except BaseException:
-            # It may be in the middle of an answer, which must not become another line's.
+        async with _TURNS.turn(self._tenant):
+            if self._is_spent:
+                why = "it took too long or too much memory for earlier lines"
+                return [BodyNotMade(why) for _ in variables]
+            try:
+                return await self._ask(variables)
+            except BaseException:
+                # It may be in the middle of an answer, which must not become another line's.
+                await self._end()
+                raise
+            finally:
+                self._used_at = time.monotonic()
+
+    async def end_if_idle(self) -> None:
+        """End the process if it has not been used for a while. The next body starts another."""
+        if time.monotonic() - self._used_at >= _IDLE_SECONDS:
             await self._end()
-            raise
+
+    @property
+    def _is_spent(self) -> bool:
+        most_seconds = _CPU_SECONDS + _LINE_CPU_SECONDS * self._lines
+        return self._slow >= _MOST_SLOW or self._cpu_seconds >= most_seconds
 
     async def _ask(self, variables: Sequence[Mapping[str, Any]]) -> list[bytes | BodyNotMade]:
         """The answers until the process leaves the rest, or ends, which is the last one's fault."""
@@ -81,6 +117,8 @@ class Renderer:
         return bodies
 
     def _body_in(self, answer: _Rendered) -> bytes | BodyNotMade:
+        self._lines += 1
+        self._cpu_seconds += answer.cpu_seconds
         if answer.error is None:
             return bytes(answer.body)
         self._slow += answer.is_slow

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import resource
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from batchyard.json_depth import MAX_DEPTH
+from batchyard.services import renderer as renderer_module
 from batchyard.services.renderer import Renderer
 from batchyard.templates import (
     MAX_BODY_DEPTH,
@@ -19,8 +23,12 @@ from batchyard.templates import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+TENANT = "acme"
+SPENT = "it took too long or too much memory for earlier lines"
 NAMES = ("content", "request")
 FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+BUSY = "{% for a in range(99999) %}{% for b in range(5) %}{% endfor %}{% endfor %}"
 
 
 def test_values_keep_their_order_and_every_character() -> None:
@@ -87,10 +95,11 @@ async def renderer() -> AsyncIterator[Renderer]:
     source = (
         '{% if content == "slow" %}' + FOREVER + "{% endif %}"
         '{% if content == "large" %}{{ "a" | center(10 ** 11) }}{% endif %}'
+        '{% if content == "busy" %}' + BUSY + "{% endif %}"
         '{% if content == "bad" %}{{ content.nothing }}{% endif %}'
         '{"input": {{ content | tojson }}}'
     )
-    async with Renderer(source) as opened:
+    async with Renderer(source, TENANT) as opened:
         yield opened
 
 
@@ -111,11 +120,88 @@ async def test_errors_that_only_speak_of_slowness_keep_no_later_line_from_being_
     """Jinja's texts may repeat what a model has answered."""
     source = '{"input": {{ {"yes": 1}[content] }}}'
     answers = [{"content": f"This is too long for me ({n})."} for n in range(10)]
-    async with Renderer(source) as renderer:
+    async with Renderer(source, TENANT) as renderer:
         refused = await rendered(renderer, answers)
         made = await renderer.render([{"content": "yes"}])
     assert all("too long for me" in str(each) for each in refused)
     assert made == [b'{"input":1}']
+
+
+async def test_lines_that_take_too_much_memory_are_tried_ten_times(renderer: Renderer) -> None:
+    made = [each for _ in range(12) for each in await renderer.render([{"content": "large"}])]
+    assert [str(each) for each in made] == 10 * ["it takes too much memory"] + 2 * [SPENT]
+
+
+async def test_a_template_has_an_amount_of_processor_time_for_all_its_lines(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no line takes too long, and whichever process renders them."""
+    monkeypatch.setattr(renderer_module, "_CPU_SECONDS", 0.3)
+    monkeypatch.setattr(renderer_module, "_LINE_CPU_SECONDS", 0.001)
+    made: list[bytes | BodyNotMade] = []
+    for _ in range(40):
+        made += await renderer.render([{"content": "busy"}])
+        await renderer._end()
+    assert made[0] == b'{"input":"busy"}'
+    assert str(made[-1]) == SPENT
+
+
+async def test_a_large_chain_does_not_end_for_its_size(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its lines adds to what all of them may take."""
+    monkeypatch.setattr(renderer_module, "_CPU_SECONDS", 0.01)
+    monkeypatch.setattr(renderer_module, "_LINE_CPU_SECONDS", 5.0)
+    made = [each for _ in range(3) for each in await renderer.render([{"content": "busy"}])]
+    assert renderer._cpu_seconds > 0.01
+    assert made == 3 * [b'{"input":"busy"}']
+
+
+async def test_templates_of_a_tenant_wait_for_each_other_and_for_no_other_tenants(
+    renderer: Renderer,
+) -> None:
+    ended = []
+
+    async def render(name: str, opened: Renderer, content: str) -> None:
+        await rendered(opened, [{"content": content}])
+        ended.append(name)
+
+    source = '{"input": {{ content | tojson }}}'
+    async with Renderer(source, TENANT) as second, Renderer(source, "other") as other:
+        await asyncio.gather(
+            render("slow", renderer, "slow"),
+            render("second", second, "one"),
+            render("other's", other, "one"),
+        )
+    assert ended == ["other's", "slow", "second"]
+
+
+async def test_a_turn_ends_once_its_lines_took_long(renderer: Renderer) -> None:
+    made = await renderer.render([{"content": "slow"}, {"content": "one"}])
+    assert [str(each) for each in made] == ["it takes too long"]
+
+
+async def test_its_process_is_less_urgent_than_ours_and_leaves_no_core_file(
+    renderer: Renderer,
+) -> None:
+    await renderer.render([{"content": "one"}])
+    assert renderer._process is not None
+    pid = renderer._process._process.pid
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + 5)
+    assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
+
+
+async def test_a_process_that_is_not_used_ends(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await renderer.render([{"content": "one"}])
+    await renderer.end_if_idle()
+    assert renderer._process is not None
+    monkeypatch.setattr(renderer_module, "_IDLE_SECONDS", 0.0)
+    await renderer.end_if_idle()
+    assert renderer._process is None
+    assert await renderer.render([{"content": "two"}]) == [b'{"input":"two"}']
 
 
 async def test_the_process_may_end_in_the_middle(renderer: Renderer) -> None:
@@ -131,7 +217,7 @@ async def test_what_is_nested_too_deeply_ends_its_own_line() -> None:
     """Also where its process, with fewer calls under way, could read what we cannot."""
     most = MAX_BODY_DEPTH - 1
     depths = [1, most, most + 1, *range(900, 1001)]
-    async with Renderer('{"input": {{ "[" * depth }}{{ "]" * depth }}}') as renderer:
+    async with Renderer('{"input": {{ "[" * depth }}{{ "]" * depth }}}', TENANT) as renderer:
         made = await rendered(renderer, [{"depth": depth} for depth in depths])
     assert [isinstance(each, BodyNotMade) for each in made] == [False, False] + 102 * [True]
     assert str(made[2]) == "what it makes is nested deeper than 63 levels"
@@ -141,7 +227,7 @@ async def test_of_large_bodies_only_as_many_are_made_as_may_be_held() -> None:
     """They are in the memory of the process that holds the batches of all tenants."""
     source = '{"input": "{{ letter * (size - 12) }}"}'
     asked = [{"letter": each, "size": 16_000_000} for each in "abcdef"]
-    async with Renderer(source) as renderer:
+    async with Renderer(source, TENANT) as renderer:
         made = await renderer.render(asked)
         assert 1 <= len(made) <= 3
         assert all(isinstance(each, bytes) for each in made)
@@ -152,7 +238,7 @@ async def test_of_large_bodies_only_as_many_are_made_as_may_be_held() -> None:
 @pytest.mark.parametrize("text", ['"€"', "1e15"])
 async def test_a_body_is_no_larger_than_its_limit_however_short_its_text_is(text: str) -> None:
     source = '{"input": [{{ ([text] * 3_000_000) | join(",") }}]}'
-    async with Renderer(source) as renderer:
+    async with Renderer(source, TENANT) as renderer:
         (made,) = await renderer.render([{"text": text}])
         assert isinstance(made, BodyNotMade)
         assert str(made) == "what it makes is too large"
