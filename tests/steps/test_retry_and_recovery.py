@@ -32,6 +32,8 @@ from tests.steps.conftest import Yard, chat_line
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from batchyard.engine.base import EngineAnswer, EngineRequest
+
 
 def lines(count: int, **body: Any) -> list[dict[str, Any]]:
     return [chat_line(f"id-{n}", f"question {n}", **body) for n in range(count)]
@@ -44,7 +46,7 @@ def without_a_heart(yard: Yard, batch_id: str) -> Runner:
         """No lease is renewed."""
 
     runner = Runner(yard.services, "stub-model", batch_id=batch_id)
-    runner._held._renew = sleep_on  # type: ignore[method-assign]
+    runner._held.renewals._renew = sleep_on
     return runner
 
 
@@ -216,9 +218,22 @@ async def test_a_chunk_that_is_taken_over_runs_only_what_is_missing(yard: Yard) 
     assert batch.counts.completed == 30
 
 
+class Waiting(StubEngine):
+    """Answers once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+        await self.may_answer.wait()
+        return await super().answer(request, timeout_seconds=timeout_seconds)
+
+
 async def test_an_owner_that_lost_its_lease_is_refused_and_duplicates_nothing(yard: Yard) -> None:
     yard.set(lease_seconds=0.1, flush_seconds=0.3, chunk_requests=100)
-    yard.use(StubEngine(latency=0.5))
+    slow = Waiting()
+    yard.use(slow)
     batch_id = await yard.prepared(lines(10))
     async with without_a_heart(yard, batch_id) as sleeper:
         lease = await anext(sleeper.leases())
@@ -226,6 +241,8 @@ async def test_an_owner_that_lost_its_lease_is_refused_and_duplicates_nothing(ya
         await asyncio.sleep(0.2)
         yard.use(StubEngine())
         await run_chunks(yard.services, "stub-model", batch_id=batch_id)
+        # Not before: who takes over may be slow, and then the owner would not be late.
+        slow.may_answer.set()
         assert await late is None
     batch = await yard.finish(batch_id)
     results = await yard.results(batch.output_file_id)
