@@ -101,7 +101,6 @@ class _Line(msgspec.Struct):
 
 
 _parse_line = msgspec.json.Decoder(_Line).decode
-_parse_answer = msgspec.json.Decoder(_ResponseBody).decode
 _parse = msgspec.json.Decoder().decode
 
 
@@ -177,9 +176,8 @@ def end_of(line: bytes) -> ResponseEnd | None:
     if not 200 <= answer.status_code < 300:
         return failed(parsed.custom_id, _code_of(answer.status_code), _message_in(answer))
     try:
-        said = _parse_answer(answer.body)
         # All of it, as its client will get it: a number may be too large to be read.
-        _parse(answer.body)
+        said = msgspec.convert(_parse(answer.body), _ResponseBody)
     except (ValueError, RecursionError):
         return failed(parsed.custom_id, _SERVER_ERROR, "The engine's answer is not a response.")
     if said.status in ANSWERED:

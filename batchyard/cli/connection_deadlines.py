@@ -20,9 +20,9 @@ HEADER_SECONDS = 20.0
 """For the whole header, from the connection or, behind another request, from its first byte."""
 READ_SECONDS = 60.0
 LEAST_READ_BYTES = 60 * 1024
-"""So much of an answer is to be read in :data:`READ_SECONDS`: as slowly as a body may be sent.
+"""A client must read so much of an answer in :data:`READ_SECONDS`, as slowly as it may send a body.
 
-An answer that nobody reads keeps a block of its file, a buffer and two descriptors.
+If it reads nothing, its download holds memory and an open file until the connection ends.
 """
 
 

@@ -140,8 +140,7 @@ async def _redirect(
         "errors": None if error else wanted.error,
     }
     check_paths(services.settings, output=output, errors=error)
-    dataset = None if wanted.template is None else wanted.input
-    places = await check_destinations(output, error, taken=others, dataset=dataset)
+    places = await check_destinations(output, error, taken=others, dataset=wanted.dataset)
     wanted_now = {kind: place for kind, place in zip(KINDS, places, strict=True) if place}
     await redirect(services, batch, wanted_now)
     typer.echo(

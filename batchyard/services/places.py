@@ -28,6 +28,11 @@ class Places:
     error: Location | None = None
     template: str | None = None
 
+    @property
+    def dataset(self) -> Location | None:
+        """The input, if it is one."""
+        return None if self.template is None else self.input
+
     def to_text(self, receivers: Mapping[DeliveryKind, str] | None = None) -> BatchLocations:
         """As the database keeps them, with those who are told of the batch's end."""
         return BatchLocations(

@@ -305,8 +305,7 @@ async def _destinations(
     old = await places_of(services, batch.id)
     kinds = {"input": old.input, "output": old.output, "error": old.error}
     taken = {f"the {kind} file of {batch.id}": location for kind, location in kinds.items()}
-    dataset = None if old.template is None else old.input
-    output, error = await check_destinations(output, error, taken=taken, dataset=dataset)
+    output, error = await check_destinations(output, error, taken=taken, dataset=old.dataset)
     return Places(output=output, error=error)
 
 

@@ -78,24 +78,26 @@ def test_a_chain_is_read_from_a_file_with_its_templates_beside_it(
 
 
 @pytest.mark.parametrize(
-    "text", ["[[then]", '[[then]]\ntemplate = "x"', '[[then]]\nmodle = "x"', 'then = "x"']
+    ("text", "why"),
+    [
+        ("[[then]", "cannot be read"),
+        ('[[then]]\ntemplate = "x"', "cannot be read"),
+        ('[[then]]\nmodle = "x"', "cannot be read"),
+        ('then = "x"', "cannot be read"),
+        # It must not become a batch without further stages.
+        ('[[stages]]\nmodel = "x"', "each stage begins with [[then]]"),
+        ('[[Then]]\nmodel = "x"', "each stage begins with [[then]]"),
+        ("", "each stage begins with [[then]]"),
+        ("then = []", "each stage begins with [[then]]"),
+    ],
 )
-def test_a_chain_that_cannot_be_read_is_refused(here: Run, tmp_path: Path, text: str) -> None:
+def test_a_chain_that_cannot_be_read_is_refused(
+    here: Run, tmp_path: Path, text: str, why: str
+) -> None:
     (tmp_path / "chain.toml").write_text(text)
     ended = here(*SUBMIT, "--chain", "chain.toml")
     assert ended.status == 3
-    assert "cannot be read" in ended.stderr
-    assert all_batches() == []
-
-
-@pytest.mark.parametrize(
-    "text", ['[[stages]]\nmodel = "x"', '[[Then]]\nmodel = "x"', "", "then = []"]
-)
-def test_a_chain_without_a_stage_makes_no_plain_batch(here: Run, tmp_path: Path, text: str) -> None:
-    (tmp_path / "chain.toml").write_text(text)
-    ended = here(*SUBMIT, "--chain", "chain.toml")
-    assert ended.status == 3
-    assert "each stage begins with [[then]]" in ended.stderr
+    assert why in ended.stderr
     assert all_batches() == []
 
 

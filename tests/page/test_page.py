@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from tests.services.chromium import until
 from tests.services.node import npm_folder
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from batchyard.services.services import Services
     from batchyard.settings import Settings
     from tests.services.chromium import Tab
@@ -243,13 +246,22 @@ async def test_a_new_batch_is_made_by_dropping_a_file(
     assert (batch.endpoint, batch.status) == ("/v1/completions", BatchStatus.VALIDATING)
 
 
+@asynccontextmanager
+async def logged_in(
+    site: str, key: str, path: str
+) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.Response]]:
+    """A browser without scripts, and the page at the path."""
+    async with httpx.AsyncClient(base_url=site, follow_redirects=True) as client:
+        form = await client.get("/login")
+        fields = {"csrf": token_in(form.text), "key": key, "next": path}
+        yield client, await client.post("/login", data=fields)
+
+
 async def test_a_file_with_bad_lines_runs_without_them_if_there_are_others(
     site: str, services: Services, keys: tuple[str, str]
 ) -> None:
-    async with httpx.AsyncClient(base_url=site, follow_redirects=True) as client:
-        form = await client.get("/login")
-        fields = {"csrf": token_in(form.text), "key": keys[0], "next": "/new"}
-        fields = {"csrf": token_in((await client.post("/login", data=fields)).text)}
+    async with logged_in(site, keys[0], "/new") as (client, first):
+        fields = {"csrf": token_in(first.text)}
         some = {"file": ("some.jsonl", line("a") + "no JSON\n")}
         page = await client.post("/new", data=fields, files=some)
         assert "or create a batch without them" in page.text
@@ -266,10 +278,8 @@ async def test_a_form_that_is_sent_twice_makes_one_batch(
     site: str, services: Services, keys: tuple[str, str]
 ) -> None:
     """As by a double click. With other fields, it makes another one."""
-    async with httpx.AsyncClient(base_url=site, follow_redirects=True) as client:
-        form = await client.get("/login")
-        fields = {"csrf": token_in(form.text), "key": keys[0], "next": "/new"}
-        fields = {"csrf": token_in((await client.post("/login", data=fields)).text)}
+    async with logged_in(site, keys[0], "/new") as (client, first):
+        fields = {"csrf": token_in(first.text)}
         page = await client.post("/new", data=fields, files={"file": ("a.jsonl", line("a"))})
         asked = {**fields, "endpoint": "/v1/completions", "form_key": form_key_in(page.text)}
         clicks = [client.post(page.url.path, data=asked) for _ in range(2)]
@@ -304,11 +314,8 @@ async def test_links_and_forms_do_all_of_it_without_scripts(
 ) -> None:
     """The charts say in words what they would show."""
     batch = await samples.running(services, "Plain", owner="r")
-    async with httpx.AsyncClient(base_url=site, follow_redirects=True) as client:
-        form = await client.get("/login")
-        fields = {"csrf": token_in(form.text), "key": keys[0], "next": "/"}
-        page = await client.post("/login", data=fields)
-        assert f"/batches/{batch.id}" in page.text
+    async with logged_in(site, keys[0], "/") as (client, first):
+        assert f"/batches/{batch.id}" in first.text
         assert f"/batches/{batch.id}" not in (await client.get("/?show=ended")).text
         page = await client.get(f"/batches/{batch.id}")
         assert "<noscript><p" in page.text
@@ -329,13 +336,10 @@ async def test_a_tenant_sees_and_changes_its_own_batches_only(
 ) -> None:
     mine = await begun_batch(services.store, tenant="one")
     other = await begun_batch(services.store, tenant="other")
-    async with httpx.AsyncClient(base_url=site, follow_redirects=True) as client:
-        form = await client.get("/login")
-        fields = {"csrf": token_in(form.text), "key": keys[0], "next": "/"}
-        page = await client.post("/login", data=fields)
-        assert mine.id in page.text
-        assert other.id not in page.text
-        token = {"csrf": token_in(page.text), "priority": "1"}
+    async with logged_in(site, keys[0], "/") as (client, first):
+        assert mine.id in first.text
+        assert other.id not in first.text
+        token = {"csrf": token_in(first.text), "priority": "1"}
         for what in ("pause", "unpause", "cancel", "retry", "priority"):
             answer = await client.post(f"/batches/{other.id}/{what}", data=token)
             assert answer.status_code == 404

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from batchyard.control.reconcile import Watch, reconcile, unrenewed_lease_seconds
+from batchyard.control.reconcile import Reconciled, Watch, reconcile, unrenewed_lease_seconds
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import ChunkStatus, RunnerKind
 from tests.contract.store.samples import chunks_in, new_batch
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 RUN_OUT = -1.0
@@ -82,21 +84,34 @@ async def test_a_silent_runner_is_lost_once_and_a_live_one_is_not(yard: Yard) ->
     assert (await reconcile(yard.services)).lost_runners == ()
 
 
-async def test_runners_are_given_time_for_a_heartbeat_once_the_database_is_back(
+async def passes_of_one_process(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process that comes first would end the engines of all others."""
-    runners, database = yard.services.store.runners, yard.services.store.database
+) -> Callable[[float], Awaitable[Reconciled]]:
+    """Makes a pass as if it were so many seconds from now. Leases last for 60."""
+    database = yard.services.store.database
     yard.set(lease_seconds=60.0)
     watch = Watch(every_seconds=10.0)
     now = await database.now()
 
-    async def lost_at(seconds: float) -> int:
+    async def pass_at(seconds: float) -> Reconciled:
         async def later() -> float:
             return now + seconds
 
         monkeypatch.setattr(database, "now", later)
-        return len((await reconcile(yard.services, watch)).lost_runners)
+        return await reconcile(yard.services, watch)
+
+    return pass_at
+
+
+async def test_runners_are_given_time_for_a_heartbeat_once_the_database_is_back(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that comes first would end the engines of all others."""
+    runners = yard.services.store.runners
+    pass_at = await passes_of_one_process(yard, monkeypatch)
+
+    async def lost_at(seconds: float) -> int:
+        return len((await pass_at(seconds)).lost_runners)
 
     await silent_runner(yard, 60.0)
     assert [await lost_at(second) for second in range(0, 70, 10)] == [0] * 6 + [1]
@@ -112,18 +127,12 @@ async def test_runners_are_given_time_to_renew_their_leases_once_the_database_is
 ) -> None:
     """The process that comes first would end the requests of all chunks, and count it against
     them."""
-    database, chunks = yard.services.store.database, yard.services.store.chunks
-    yard.set(lease_seconds=60.0)
+    chunks = yard.services.store.chunks
     batch_id = await yard.prepared([chat_line("one")])
-    watch = Watch(every_seconds=10.0)
-    now = await database.now()
+    pass_at = await passes_of_one_process(yard, monkeypatch)
 
     async def put_back_at(seconds: float) -> int:
-        async def later() -> float:
-            return now + seconds
-
-        monkeypatch.setattr(database, "now", later)
-        return (await reconcile(yard.services, watch)).chunks_put_back
+        return (await pass_at(seconds)).chunks_put_back
 
     await chunks.claim(model="stub-model", owner="away", lease_seconds=RUN_OUT)
     assert [await put_back_at(second) for second in range(0, 70, 10)] == [0] * 6 + [1]
