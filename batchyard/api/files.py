@@ -79,7 +79,10 @@ async def create_file(request: Request, caller: Authenticated) -> JsonResponse[F
         caller.tenant, default_quota(caller.services), stored_bytes=announced
     )
     file = await upload_file(
-        caller.services, caller.tenant, sent.content(body_stream(request)), lambda: _use(sent)
+        caller.services,
+        caller.tenant,
+        sent.content(body_stream(request)),
+        lambda: _use(caller, sent),
     )
     return JsonResponse(file.to_wire())
 
@@ -199,8 +202,8 @@ def _announced_bytes(request: Request) -> int:
     return int(announced) if announced.isdecimal() else 0
 
 
-def _use(form: Form) -> FileUse:
-    """What the form's fields say. Raises 400."""
+def _use(caller: Caller, form: Form) -> FileUse:
+    """What the form's fields say. Raises 400, and 413 for more than the purpose allows."""
     for key in form.fields:
         if key not in _FIELDS:
             raise ApiError(
@@ -213,7 +216,13 @@ def _use(form: Form) -> FileUse:
         raise missing("file")
     if not form.fields.get("purpose"):
         raise missing("purpose")
-    return FileUse(form.file.filename or _UNNAMED, form.fields["purpose"], _lifetime(form.fields))
+    purpose = form.fields["purpose"]
+    use = FileUse(form.file.filename or _UNNAMED, purpose, _lifetime(form.fields))
+    # A file that came before its purpose was only held to the largest limit of all.
+    limit = limit_bytes(caller.services, purpose)
+    if form.file_bytes > limit:
+        raise too_large("file", limit)
+    return use
 
 
 def _lifetime(fields: dict[str, str]) -> int | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.api import body
+from batchyard.files import upload
 from tests.api.conftest import LINE, read_all
 from tests.api.test_multipart import END, PURPOSE, part
 
@@ -147,6 +148,19 @@ def test_an_input_over_its_limit_is_refused_too_when_its_purpose_comes_last(api:
     status, _ = send_form(api, big + PURPOSE + END)
     assert status == 413
     assert api.objects() == []
+
+
+def test_a_file_for_another_purpose_is_held_to_its_own_limit_when_its_purpose_comes_last(
+    monkeypatch: pytest.MonkeyPatch, api: Api
+) -> None:
+    """Inputs of batches may be larger here."""
+    monkeypatch.setattr(upload, "MAX_FILE_BYTES", len(LINE))
+    purpose = part("name=purpose", b"user_data")
+    for content, status in ((LINE, 200), (LINE + b"\n", 413)):
+        file = part('name="file"; filename="in.png"', content)
+        for form in (purpose + file, file + purpose):
+            assert send_form(api, form + END)[0] == status
+    assert len(api.objects()) == 2
 
 
 @pytest.mark.parametrize("path", ["/files", "/batches", "/uploads", "/webhook_endpoints"])
