@@ -140,7 +140,9 @@ async def _check_model(request: Request, model: Any) -> None:
     What cannot be the name of one is refused with the rest of the body.
     """
     catalogue = request.app.state.catalogue
-    if not isinstance(model, str) or "\0" in model or model in await catalogue.models():
+    if not isinstance(model, str) or "\0" in model:
+        return
+    if await catalogue.find_again(model) is not None:
         return
     services: Services = request.app.state.services
     if await catalogue.prefect_answers() and not await services.store.rates.knows(model):

@@ -119,6 +119,18 @@ def test_a_model_that_is_not_on_offer_is_not_found(prefect: SmallPrefect, api: A
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
 
+def test_a_background_response_may_name_an_adapter(prefect: SmallPrefect, api: Api) -> None:
+    """But not one that two models have: nobody knows which is meant."""
+    prefect.models = ["a", "b"]
+    prefect.adapters = {"a": ["law", "both"], "b": ["both"]}
+    client = api.openai()
+    made = client.responses.create(model="law", input="x", background=True)
+    assert (made.model, made.status) == ("law", "queued")
+    for unknown in ("both", "tort"):
+        with pytest.raises(openai.NotFoundError, match=f"'{unknown}' does not exist"):
+            client.responses.create(model=unknown, input="x", background=True)
+
+
 @pytest.mark.usefixtures("prefect")
 def test_the_database_is_not_asked_for_a_model_whose_name_it_cannot_hold(api: Api) -> None:
     """PostgreSQL answers with an error to a NUL."""
