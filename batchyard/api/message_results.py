@@ -12,7 +12,16 @@ import msgspec
 
 from batchyard.api.errors import ApiError
 from batchyard.api.message_errors import MessageError, message_error
-from batchyard.errors import ObjectNotFound, RecordNotFound
+from batchyard.batch_error import BatchError
+from batchyard.errors import (
+    InputRefused,
+    ModelNotFound,
+    ObjectNotFound,
+    ObjectTooLarge,
+    QuotaExceeded,
+    RecordNotFound,
+    WindowUnattainable,
+)
 from batchyard.files.found_lines import whole_lines
 from batchyard.framing import custom_id_of
 from batchyard.lifecycle import BatchStatus
@@ -72,6 +81,15 @@ _CANCELED: Final = _Result("canceled")
 _STATUSES: Final = {code.value: 500 for code in NoAnswerCode} | {NoAnswerCode.TIMEOUT.value: 504}
 """Of a request without an answer: the HTTP status that its error is like; of all others, which are
 not valid, 400."""
+_OF_INPUT: Final = (
+    *(InputRefused.code, ModelNotFound.code, ObjectTooLarge.code),
+    *("empty_file", "endpoint_not_served", "too_many_tasks"),
+)
+_COMMON_STATUSES: Final = dict.fromkeys(_OF_INPUT, 400) | dict.fromkeys(
+    (QuotaExceeded.code, WindowUnattainable.code), 429
+)
+"""The same of all requests of a batch that failed before it began; where it failed for no fault of
+theirs, 500. By it clients decide whether they may send the requests again as they are."""
 _LINE: Final = re.compile(r"^Line \d+: ")
 """What a client that has sent no file cannot look up."""
 _BODY: Final = re.compile(r"\bbody\b")
@@ -175,5 +193,5 @@ def _common_result(batch: BatchRecord) -> _Result:
         case BatchStatus.EXPIRED:
             return _EXPIRED
         case _:
-            messages = [each.message for each in batch.errors or ()]
-            return _errored(400, messages[0] if messages else "The batch failed.", None)
+            why = batch.errors[0] if batch.errors else BatchError("", "The batch failed.")
+            return _errored(_COMMON_STATUSES.get(why.code, 500), why.message, None)

@@ -14,6 +14,7 @@ import pytest
 
 from batchyard.api.errors import ApiError
 from batchyard.api.message_requests import MessageLines
+from batchyard.batch_error import BatchError
 from batchyard.control.reconcile import reconcile
 from batchyard.files.retention import expire_files
 from batchyard.lifecycle import BatchStatus
@@ -259,6 +260,23 @@ async def test_a_batch_that_ends_before_it_began_has_a_result_for_each_request(
     assert {name: each.type for name, each in found.items()} == {"id-0": end, "id-1": end}
     if end == "errored":
         assert found["id-0"].error.error.message == "No."
+
+
+async def test_requests_of_a_batch_that_failed_say_whether_they_may_be_sent_again(
+    client: anthropic.AsyncAnthropic, services: Services
+) -> None:
+    kinds = {
+        "model_not_found": "invalid_request_error",
+        "token_limit_exceeded": "rate_limit_error",
+        "input_not_read": "api_error",
+        "server_error": "api_error",
+    }
+    for code, kind in kinds.items():
+        batch = await created(client, "good")
+        error = BatchError(code, "No.")
+        await services.store.batches.fail(batch.id.removeprefix("msg"), [error])
+        (found,) = (await results(client, batch.id)).values()
+        assert (found.error.error.type, found.error.error.message) == (kind, "No.")
 
 
 async def test_the_program_of_the_page_runs_as_it_stands_there(
