@@ -52,6 +52,8 @@ _DOWNLOADABLE = {"batch", "batch_output"}
 _UNNAMED = "upload"
 """What openai-python calls bytes without a name."""
 
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 _FORM_BYTES = 64 * 1024
 """What a form may have around its file."""
 
@@ -294,6 +296,8 @@ def _range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
 
 def _disposition(filename: str) -> str:
     """``attachment``, with the name in ASCII for all and in UTF-8 for those who read RFC 6266."""
+    # A file that was read from a path or from S3 has its name there, which may hold a line end.
+    filename = _CONTROL.sub("_", filename)
     ascii_name = filename.encode("ascii", "replace").decode()
     quoted = ascii_name.replace("\\", "\\\\").replace('"', '\\"')
     plain = f'attachment; filename="{quoted}"'

@@ -13,6 +13,7 @@ import pytest
 
 from batchyard.api import body
 from batchyard.files import upload
+from batchyard.store import NewFile
 from tests.api.conftest import LINE, read_all
 from tests.api.test_multipart import END, PURPOSE, part
 
@@ -314,6 +315,26 @@ async def test_a_download_is_named_and_typed_as_bytes(
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["content-length"] == str(len(LINE))
     assert answer.headers["content-disposition"] == disposition
+
+
+async def test_a_file_whose_name_has_a_line_end_is_downloaded(api: Api, services: Services) -> None:
+    """Paths and keys of S3 may have one, and no header may."""
+    file = api.openai().files.create(file=LINE, purpose="batch")
+    first = await services.store.files.get(file.id)
+    named = await services.store.files.create(
+        NewFile(
+            tenant="one",
+            purpose="batch",
+            filename="a\r\nb\x85.jsonl",
+            size_bytes=first.size_bytes,
+            sha256=first.sha256,
+            storage_key=first.storage_key,
+        )
+    )
+    with api.http() as http:
+        answer = http.get(f"/files/{named.id}/content")
+    assert answer.content == LINE
+    assert answer.headers["content-disposition"] == 'attachment; filename="a__b_.jsonl"'
 
 
 def test_bytes_that_are_gone_are_no_200(api: Api) -> None:
