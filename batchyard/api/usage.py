@@ -10,6 +10,7 @@ well, because a batch may mix endpoints.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -144,9 +145,13 @@ class _Period:
 
     def split(self, totals: list[UsageTotal]) -> Iterator[tuple[int, int, list[UsageTotal]]]:
         """The start and the end of each bucket, and the totals in it."""
+        # Once through: a day has 1,440 buckets, and an operator's may have a total for each tenant
+        # and model in each of them.
+        found: defaultdict[int, list[UsageTotal]] = defaultdict(list)
+        for each in totals:
+            found[each.bucket].append(each)
         for bucket in self.buckets:
-            found = [each for each in totals if each.bucket == bucket]
-            yield bucket * self.width, (bucket + 1) * self.width, found
+            yield bucket * self.width, (bucket + 1) * self.width, found[bucket]
 
 
 _StartTime = Annotated[

@@ -6,7 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.requests import Request
 
+from batchyard.api.usage import _Period
 from batchyard.lifecycle import BatchStatus
 from batchyard.prices import Price, Prices
 from batchyard.store import LiveUse
@@ -159,6 +161,28 @@ async def test_buckets_are_paged_to_the_end(api: Api, counted: str, usage: Any, 
     hours = usage(boss).completions(start_time=START, end_time=START + DAY, bucket_width="1h")
     assert len(hours.data) == 24
     assert [len(each.results) for each in hours.data] == [1] + [0] * 23
+
+
+def test_a_total_is_looked_at_once_however_many_buckets_there_are() -> None:
+    """A day of minutes may have a total for each tenant and model in each minute."""
+    looks = 0
+
+    class Total:
+        def __init__(self, bucket: int) -> None:
+            self._bucket = bucket
+
+        @property
+        def bucket(self) -> int:
+            nonlocal looks
+            looks += 1
+            return self._bucket
+
+    asked = Request({"type": "http", "query_string": b"start_time=0", "headers": []})
+    period = _Period(asked, 60, DAY, (60, 1440), "1440")
+    totals: list[Any] = [Total(bucket) for bucket in range(1440)]
+    split = list(period.split(totals))
+    assert split == [(60 * n, 60 * n + 60, [totals[n]]) for n in range(1440)]
+    assert looks == len(totals)
 
 
 async def test_buckets_end_now(api: Api, usage: Any) -> None:
