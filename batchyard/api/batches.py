@@ -33,16 +33,20 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import STOPPABLE
 from batchyard.steps.create import accept_batch
+from batchyard.steps.destinations import check_destinations
 from batchyard.steps.retry import RetryCaller, accept_retry
+from batchyard.storage.location import parse_location
 from batchyard.store import IdempotencyKey
 from batchyard.tenant_turns import TenantTurns
 from batchyard.wire import Batch, BatchStages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from batchyard.delivery.redeliver import Kind
     from batchyard.services.services import Services
     from batchyard.steps.create import BatchRequest
+    from batchyard.storage.access import Location
     from batchyard.store import BatchRecord, Store
 
 router = APIRouter(prefix="/batches", lifespan=starting_runners, route_class=Route)
@@ -195,6 +199,8 @@ async def deliver_results(
     services = caller.services
     batch = await services.store.batches.get(batch_id, caller.tenant)
     places = await asked.places(services.settings)
+    with as_batches_say():
+        await _check_places(services, batch, places)
     try:
         if batch.status in STOPPABLE:
             await redirect(services, batch, places)
@@ -209,6 +215,24 @@ async def deliver_results(
     request.app.state.request_runner()
     return JsonResponse(
         to_list_page([delivery_object(each) for each in deliveries], has_more=False)
+    )
+
+
+async def _check_places(
+    services: Services, batch: BatchRecord, places: Mapping[Kind, Location]
+) -> None:
+    """By the rules for URLs that come with a batch. Raises ``RequestRefused``.
+
+    Of a batch that has not ended, the URL that stays must not be the new one of the other file.
+    """
+    staying = {}
+    if batch.status in STOPPABLE:
+        wanted = await services.store.batch_places.destinations(batch.id)
+        staying = {kind: text for kind, text in wanted.items() if text and kind not in places}
+    await check_destinations(
+        places.get("output"),
+        places.get("error"),
+        taken={kind: parse_location(text) for kind, text in staying.items()},
     )
 
 

@@ -92,6 +92,18 @@ async def test_a_batch_that_has_not_ended_gets_other_urls(
     assert (await services.store.deliveries.page(batch_id=batch.id)) == []
 
 
+async def test_a_file_does_not_go_to_the_url_where_the_other_one_stays(
+    api: Api, services: Services
+) -> None:
+    """The error file would replace the answers there."""
+    batch = await batch_in(services.store, BatchStatus.IN_PROGRESS, tenant="one")
+    assert ask(api, batch.id, output_url=URL).status_code == 200
+    answer = ask(api, batch.id, error_url=URL)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "error_url")
+    assert "hunter2" not in answer.text
+    assert ask(api, batch.id, output_url=f"{URL}2", error_url=URL).status_code == 200
+
+
 @pytest.mark.parametrize("status", [BatchStatus.FINALIZING, BatchStatus.CANCELLING])
 async def test_while_its_files_are_made_a_batch_gets_no_other_urls(
     api: Api, services: Services, status: BatchStatus
@@ -151,6 +163,7 @@ async def test_what_is_no_upload_is_refused(
         ({"output_url": "/etc/passwd"}, "output_url", "invalid_value"),
         ({"output_url": "https://192.168.0.1/out"}, "output_url", "invalid_value"),
         ({"output_url": URL, "error_url": URL}, "error_url", "invalid_value"),
+        ({"error_url": "https://bucket.example.com/a.parquet"}, "error_url", "invalid_value"),
         ({"output_url": 5}, "output_url", "invalid_type"),
         ({"error_url": URL}, "error_file_id", "no_such_result"),
         ({"output_url": URL, "tenant": "other"}, "tenant", "unknown_parameter"),
