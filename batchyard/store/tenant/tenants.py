@@ -330,9 +330,19 @@ async def _usage(
 
 
 async def _stored_bytes(connection: AsyncConnection, tenant: str) -> int:
-    """Of files and of uploads. An upload counts as announced, or as its parts if they are more."""
+    """Of files and of uploads. An upload counts as announced, or as its parts if they are more.
+
+    A deleted file counts as long as a batch reads it: until then its bytes are kept.
+    """
     files = select(func.sum(FILES.c.size_bytes)).where(
         FILES.c.tenant == tenant, FILES.c.deleted_at.is_(None)
+    )
+    # A tenant could fill the disk with inputs that it deletes once their batches are there.
+    unfinished = select(BATCHES.c.input_file_id).where(
+        BATCHES.c.tenant == tenant, BATCHES.c.status.in_(UNFINISHED)
+    )
+    still_read = select(func.sum(FILES.c.size_bytes)).where(
+        FILES.c.id.in_(unfinished), FILES.c.tenant == tenant, FILES.c.deleted_at.is_not(None)
     )
     parts = func.coalesce(func.sum(PARTS.c.size_bytes), 0)
     uploads = (
@@ -342,7 +352,7 @@ async def _stored_bytes(connection: AsyncConnection, tenant: str) -> int:
         .group_by(UPLOADS.c.id, UPLOADS.c.bytes)
         .subquery()
     )
-    sums = [files, select(func.sum(uploads.c.bytes))]
+    sums = [files, still_read, select(func.sum(uploads.c.bytes))]
     return sum([int((await connection.execute(each)).scalar_one() or 0) for each in sums])
 
 

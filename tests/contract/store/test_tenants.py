@@ -204,6 +204,22 @@ async def test_two_files_that_would_fit_alone_are_not_stored_together(
     assert (await store.tenants.usage("a")).stored_bytes == 30
 
 
+async def test_a_deleted_file_takes_room_until_the_batch_that_reads_it_has_ended(
+    store: Store,
+) -> None:
+    file = await store.files.create(new_file(tenant="a", size_bytes=10))
+    other = await store.files.create(new_file(tenant="a", size_bytes=5))
+    batch = await begun_batch(store, tenant="a", input_file_id=file.id)
+    for each in (file, other):
+        await store.files.delete(each.id)
+    assert (await store.tenants.usage("a")).stored_bytes == 10
+    with pytest.raises(StorageLimitExceeded):
+        await held(store, "a", Quota(max_stored_bytes=10), stored_bytes=1)
+    await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+    await finish(store, batch.id, BatchStatus.COMPLETED)
+    assert (await store.tenants.usage("a")).stored_bytes == 0
+
+
 async def test_a_file_that_an_earlier_owner_has_recorded_is_a_conflict_and_not_too_much(
     store: Store,
 ) -> None:
