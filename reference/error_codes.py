@@ -372,10 +372,10 @@ BATCH: Final = (
     ),
     Code(
         "storage_limit_exceeded",
-        "With this input the tenant's files and unfinished uploads would have more bytes than its "
-        "quota.",
-        "Delete files that are no longer needed, or ask the operator for a higher [quota]"
-        "(../how-to/operate-batches.md#quotas).",
+        "With this input the tenant's files, responses and unfinished uploads would have more "
+        "bytes than its quota.",
+        "Delete files and responses that are no longer needed, or ask the operator for a higher "
+        "[quota](../how-to/operate-batches.md#quotas).",
     ),
     Code(
         "window_unattainable",
@@ -568,9 +568,10 @@ API: Final = (
     ),
     Code(
         "storage_limit_exceeded",
-        "With this upload, or these lines, the tenant's files and unfinished uploads would have "
-        "more bytes than its quota.",
-        "Delete files that are no longer needed, or ask the operator for a higher quota.",
+        "With this upload, these lines or this background response, the tenant's files, responses "
+        "and unfinished uploads would have more bytes than its quota.",
+        "Delete files and responses that are no longer needed, or ask the operator for a higher "
+        "quota.",
         "413",
     ),
     Code(

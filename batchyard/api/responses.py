@@ -18,7 +18,13 @@ from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.live import ANSWERS, BODY, pass_on
 from batchyard.api.route import HEADERS, Route
-from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict, WindowUnattainable
+from batchyard.errors import (
+    RecordNotFound,
+    RequestRefused,
+    StorageLimitExceeded,
+    TransitionConflict,
+    WindowUnattainable,
+)
 from batchyard.files.delete import delete_file
 from batchyard.lifecycle import TERMINAL
 from batchyard.printable import printable
@@ -121,6 +127,8 @@ async def _accept(request: Request, caller: Caller, body: dict[str, Any]) -> Res
     await _check_model(request, body.get("model"))
     try:
         record = await accept_response(caller.services, caller.tenant, body)
+    except StorageLimitExceeded as error:
+        raise ApiError(413, str(error), param="input", code=error.code) from None
     except WindowUnattainable as error:
         raise ApiError(
             429,

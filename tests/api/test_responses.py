@@ -262,3 +262,13 @@ async def test_responses_that_wait_count_for_the_tenants_limit(
             await create(client)
         with pytest.raises(openai.RateLimitError):
             await create(client)
+
+
+async def test_responses_count_for_the_tenants_stored_bytes(api: Api, services: Services) -> None:
+    await services.store.tenants.set_quota("one", Quota(max_stored_bytes=1000))
+    async with api.async_openai(max_retries=0) as client:
+        await create(client)
+        with pytest.raises(openai.APIStatusError) as refused:
+            await create(client, "x" * 1000)
+    assert (refused.value.status_code, refused.value.param) == (413, "input")
+    assert refused.value.code == "storage_limit_exceeded"

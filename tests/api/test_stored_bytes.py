@@ -47,7 +47,7 @@ def test_what_just_fits_is_stored_and_more_is_refused_and_leaves_nothing(api: Ap
     upload(api, LINE + LINE)
     error = refused(upload, api)
     assert f"may have {2 * SIZE:,} stored bytes; it has {2 * SIZE:,}" in error.message
-    assert "Delete files that you no longer need" in error.message
+    assert "Delete files and responses that you no longer need" in error.message
     assert len(api.objects()) == 1
 
 

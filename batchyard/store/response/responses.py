@@ -55,7 +55,15 @@ class Responses(Aggregate):
         ``quota`` is for a tenant that has none of its own. Raises
         :class:`~batchyard.errors.QuotaExceeded`.
         """
-        await hold_quota(connection, new.tenant, quota, requests=1, tokens=new.token_estimate)
+        await hold_quota(
+            connection,
+            new.tenant,
+            quota,
+            requests=1,
+            tokens=new.token_estimate,
+            # It becomes a part of a file.
+            stored_bytes=len(new.line),
+        )
         await connection.execute(
             insert(RESPONSES).values(
                 **new.model_dump(exclude={"window_seconds"}),

@@ -85,8 +85,8 @@ class TenantUsage:
     """What a tenant uses of its quotas.
 
     A batch is active until it ends. Enqueued is what has no answer yet; of a chunk that has
-    begun, its estimated tokens in proportion. Stored are files, until their bytes are deleted, and
-    uploads that have not ended.
+    begun, its estimated tokens in proportion. Stored are files, until their bytes are deleted,
+    uploads that have not ended, and background responses that wait for others.
     """
 
     active_batches: int = 0
@@ -282,7 +282,7 @@ def _limits(quota: Quota, added: TenantUsage) -> dict[str, int]:
 
 def _refusal(tenant: str, name: str, limit: int, used: int, more: int) -> str:
     if name == "stored_bytes":
-        advice = "Delete files that you no longer need"
+        advice = "Delete files and responses that you no longer need"
     elif more > limit:
         advice = "Split the input into smaller batches"
     else:
@@ -330,9 +330,10 @@ async def _usage(
 
 
 async def _stored_bytes(connection: AsyncConnection, tenant: str) -> int:
-    """Of files and of uploads. An upload counts as announced, or as its parts if they are more.
+    """Of files, of uploads, and of background responses until they are in a file.
 
-    A deleted file counts as long as a batch reads it: until then its bytes are kept.
+    An upload counts as announced, or as its parts if they are more. A deleted file counts as long
+    as a batch reads it: until then its bytes are kept.
     """
     files = select(func.sum(FILES.c.size_bytes)).where(
         FILES.c.tenant == tenant, FILES.c.deleted_at.is_(None)
@@ -352,7 +353,10 @@ async def _stored_bytes(connection: AsyncConnection, tenant: str) -> int:
         .group_by(UPLOADS.c.id, UPLOADS.c.bytes)
         .subquery()
     )
-    sums = [files, still_read, select(func.sum(uploads.c.bytes))]
+    lines = select(func.sum(func.length(RESPONSES.c.line))).where(
+        RESPONSES.c.tenant == tenant, RESPONSE_IS_OPEN, RESPONSES.c.batch_id.is_(None)
+    )
+    sums = [files, still_read, select(func.sum(uploads.c.bytes)), lines]
     return sum([int((await connection.execute(each)).scalar_one() or 0) for each in sums])
 
 

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from batchyard.errors import QuotaExceeded, RecordNotFound, TransitionConflict
+from batchyard.errors import (
+    QuotaExceeded,
+    RecordNotFound,
+    StorageLimitExceeded,
+    TransitionConflict,
+)
 from batchyard.responses import ResponseEnd, ResponseError, ResponseStatus
 from batchyard.store import NewResponse, Quota, ResponseKind, ResponseRecord, Store
 from batchyard.store.response import responses
@@ -130,6 +135,20 @@ async def test_responses_count_for_the_quota_until_their_batch_has_chunks(store:
     assert (await store.tenants.usage("a")).enqueued_requests == 11
     with pytest.raises(QuotaExceeded):
         await accepted(store, "r3", quota=quota)
+
+
+async def test_responses_are_stored_bytes_from_the_beginning(store: Store) -> None:
+    quota = Quota(max_stored_bytes=5)
+    for name in ("r1", "r2"):
+        await accepted(store, name, quota=quota)
+    assert (await store.tenants.usage("a")).stored_bytes == 4
+    with pytest.raises(StorageLimitExceeded):
+        await accepted(store, "r3", quota=quota)
+    await collected(store, "r1")  # in a file of three bytes
+    assert (await store.tenants.usage("a")).stored_bytes == 3 + 2
+    await store.responses.cancel("r2", "a")
+    await accepted(store, "r3", quota=quota)
+    assert (await store.tenants.usage("a")).stored_bytes == 3 + 2
 
 
 async def test_the_last_open_response_of_a_batch_says_so_as_it_goes(store: Store) -> None:
