@@ -10,6 +10,9 @@ ROWS_FILE: Final = "rows.parquet"
 TABLE_FILE: Final = "table.parquet"
 REFUSAL_FILE: Final = "refusal.json"
 """In the folder of the job: all that a program writes beside its lines."""
+SYSTEM_ERROR: Final = 100
+"""A program's exit status less this is the ``errno`` of the operating system: nothing is wrong
+with the dataset."""
 
 
 class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,5 +55,3 @@ class Refusal(msgspec.Struct, frozen=True):
 
     code: str
     message: str
-    errno: int | None = None
-    """Where the operating system refused: nothing is wrong with the dataset."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
 import signal
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from batchyard.child_program import ChildProgram, inherited_environment
-from batchyard.datasets.jobs import REFUSAL_FILE, JoinJob, Refusal, RenderJob
+from batchyard.datasets.jobs import REFUSAL_FILE, SYSTEM_ERROR, JoinJob, Refusal, RenderJob
 from batchyard.errors import DatasetRefused, RequestRefused
 from batchyard.tenant_turns import TenantTurns
 from batchyard.threads import in_thread
@@ -79,12 +80,12 @@ async def _run(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:
         await process.end()
     if not code:
         return
-    refusal = await in_thread(_why, code, folder)
-    if refusal.errno == errno.EFBIG:
+    if code == SYSTEM_ERROR + errno.EFBIG:
         # Its own limit, and not a disk that is full and will have room later.
         raise DatasetRefused("The dataset's rows take too much room.", code="template_limit")
-    if refusal.errno is not None:
-        raise OSError(refusal.errno, refusal.message)
+    if code > SYSTEM_ERROR:
+        raise OSError(code - SYSTEM_ERROR, os.strerror(code - SYSTEM_ERROR))
+    refusal = await in_thread(_why, code, folder)
     raise DatasetRefused(refusal.message, code=refusal.code)
 
 

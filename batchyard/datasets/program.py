@@ -1,7 +1,11 @@
-"""The frame of the programs here: limits, the job on standard input, a refusal in a file."""
+"""The frame of the programs here: limits, the job on standard input, a refusal in a file.
+
+An error of the operating system is the exit status: a full disk has no room for a file.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sys
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 import pyarrow as pa
 
-from batchyard.datasets.jobs import REFUSAL_FILE, JoinJob, Refusal, RenderJob
+from batchyard.datasets.jobs import REFUSAL_FILE, SYSTEM_ERROR, JoinJob, Refusal, RenderJob
 from batchyard.datasets.tables import Refused
 
 if TYPE_CHECKING:
@@ -29,13 +33,24 @@ def run_program(kind: type[J], work: Callable[[J], None]) -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
     _limit(job)
     try:
+        refusal = _done(work, job)
+        if refusal is not None:
+            Path(REFUSAL_FILE).write_bytes(msgspec.json.encode(refusal))
+            sys.exit(1)
+    except OSError as error:
+        sys.exit(SYSTEM_ERROR + (error.errno or errno.EIO))
+
+
+def _done(work: Callable[[J], None], job: J) -> Refusal | None:
+    """Do the job; why it cannot be done."""
+    try:
         work(job)
     except Refused as refused:
-        _refuse(refused.refusal)
+        return refused.refusal
     except MemoryError:
-        _refuse(Refusal("dataset_too_large", "The dataset has rows that do not fit into memory."))
-    except OSError as error:
-        _refuse(Refusal("storage_error", f"{os.strerror(error.errno or 0)}", error.errno or 0))
+        words = "The dataset has rows that do not fit into memory."
+        return Refusal("dataset_too_large", words)
+    return None
 
 
 def _limit(job: RenderJob | JoinJob) -> None:
@@ -52,8 +67,3 @@ def _limit(job: RenderJob | JoinJob) -> None:
     for kind, most in limits.items():
         if most is not None:
             resource.setrlimit(kind, (most, most))
-
-
-def _refuse(refusal: Refusal) -> None:
-    Path(REFUSAL_FILE).write_bytes(msgspec.json.encode(refusal))
-    sys.exit(1)

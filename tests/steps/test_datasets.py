@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import decimal
+import errno
 import gzip
 import json
 import os
@@ -17,7 +18,14 @@ import pytest
 
 from batchyard.datasets import join, json_rows, process, tables
 from batchyard.datasets.files import literal_of, local_files, object_files
-from batchyard.datasets.jobs import TABLE_FILE, JoinJob, ProcessLimits, RenderJob
+from batchyard.datasets.jobs import (
+    REFUSAL_FILE,
+    ROWS_FILE,
+    TABLE_FILE,
+    JoinJob,
+    ProcessLimits,
+    RenderJob,
+)
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import DatasetRefused, InputRefused, RequestRefused
 from batchyard.lifecycle import BatchStatus
@@ -836,18 +844,33 @@ async def test_other_tenants_wait_for_nobodys_template(yard: Yard) -> None:
     await asyncio.gather(*fetching, return_exceptions=True)
 
 
-async def test_rows_that_are_too_many_for_a_clients_limit_are_refused(tmp_path: Path) -> None:
-    """They will never have room, unlike on a disk that is full."""
-    path = tmp_path / "rows.parquet"
-    pq.write_table(questions(2000), path)
-    job = RenderJob(
+def job_of(path: Path, **more: Any) -> RenderJob:
+    return RenderJob(
         files=(str(path),),
         template=TEMPLATE,
         url=CHAT,
         model="stub-model",
         most_line_bytes=10_000,
         most_rows=10_000,
-        limits=ProcessLimits(file_bytes=100),
+        **more,
     )
+
+
+async def test_rows_that_are_too_many_for_a_clients_limit_are_refused(tmp_path: Path) -> None:
+    """They will never have room, unlike on a disk that is full."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(questions(2000), path)
+    job = job_of(path, limits=ProcessLimits(file_bytes=100))
     with pytest.raises(DatasetRefused, match="too much room"):
         _ = [block async for block in process.run_job(job, tmp_path, "default")]
+
+
+async def test_a_full_disk_is_no_fault_of_the_dataset(tmp_path: Path) -> None:
+    """It has no room for a file that says so, either."""
+    path = tmp_path / "data.parquet"
+    pq.write_table(questions(1), path)
+    (tmp_path / ROWS_FILE).symlink_to("/dev/full")
+    (tmp_path / REFUSAL_FILE).mkdir()
+    with pytest.raises(OSError, match="No space left") as full:
+        _ = [block async for block in process.run_job(job_of(path), tmp_path, "default")]
+    assert full.value.errno == errno.ENOSPC
