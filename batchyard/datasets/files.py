@@ -22,6 +22,7 @@ _NOT_DATA: Final = {"dataset_info.json", "dataset_infos.json", "state.json", "da
 _PART_OF_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-[0-9a-f]+)?")
 _PATTERN: Final = re.compile(r"[*?\[]")
 _ANY_DEPTH: Final = "**"
+_STARS: Final = re.compile(r"\*+")
 
 
 def is_table(place: Location) -> bool:
@@ -79,7 +80,7 @@ def split_pattern(pattern: str) -> tuple[str, str]:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Matches as ``Path.glob`` does: ``*`` within a folder, ``**`` over any number of folders."""
+    """``*`` matches within a folder, ``**`` over any number of folders: as local files do."""
     parts = name.split("/")
     # How many parts of the name the parts of the pattern so far may stand for.
     matched = {0}
@@ -98,7 +99,12 @@ def has_local_files(path: Path) -> bool:
 
 def _matches(pattern: Path) -> Iterator[Path]:
     folder, below = split_pattern(str(pattern))
-    return Path(folder).glob(below)
+    # Before Python 3.13, `glob` raises for two stars within a name, and names only folders where
+    # the pattern ends with `**`.
+    parts = [each if each == _ANY_DEPTH else _STARS.sub("*", each) for each in below.split("/")]
+    if parts[-1] == _ANY_DEPTH:
+        parts.append("*")
+    return (each for each in Path(folder).glob("/".join(parts)) if each.is_file())
 
 
 def data_files(names: Iterable[str], where: str) -> list[str]:

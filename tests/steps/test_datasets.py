@@ -455,6 +455,29 @@ def test_a_key_names_objects_as_a_path_names_files(wanted: str, files: list[str]
     assert object_files(keys, wanted, "s3://b") == files
 
 
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("**.parquet", ["a.parquet"]),
+        ("deep**/b.parquet", ["deep/b.parquet"]),
+        ("**", ["a.parquet", "deep/b.parquet"]),
+        ("*.parquet", ["a.parquet"]),
+    ],
+)
+def test_stars_in_a_path_name_what_they_name_in_a_key(
+    tmp_path: Path, pattern: str, found: list[str]
+) -> None:
+    """A folder is no file of the dataset, whatever its name is."""
+    names = ["a.parquet", "deep/b.parquet"]
+    for name in (*names, "folder.parquet/.c.crc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [str(each) for each in local_files(tmp_path / pattern)] == [
+        str(tmp_path / name) for name in found
+    ]
+    assert object_files(names, pattern, "s3://b") == found
+
+
 async def test_a_pattern_in_a_bucket_may_begin_within_a_name(yard: Yard, s3: S3Credentials) -> None:
     """With a real S3 server: nothing that the pattern matches is left out."""
 
