@@ -129,7 +129,8 @@ class Renderer:
             if not plain.num_columns:
                 return ({} for _ in range(batch.num_rows))
             found: list[Row] = plain.to_pylist(maps_as_pydicts="lossy")
-        except (ValueError, OverflowError, pa.ArrowException):
+        except (ValueError, OverflowError, LookupError, pa.ArrowException):
+            # A LookupError is a time zone that this machine does not know.
             if batch.num_rows == 1:
                 return [_NOT_PYTHONS]
             rows = (self.values(batch.slice(each, 1)) for each in range(batch.num_rows))

@@ -220,7 +220,7 @@ def _as_texts(column: pa.Array, name: str) -> pa.Array:
             column = column.cast(plain, safe=False)
         values = column.to_pylist(maps_as_pydicts="lossy")
         return pa.array(map(json_text, values), pa.string())
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+    except (ValueError, TypeError, OverflowError, LookupError, pa.ArrowException):
         raise Refused(
             "invalid_dataset",
             f"The column {name!r} cannot be kept: Parquet does not have its type, and JSON not all "

@@ -202,6 +202,18 @@ async def test_or_it_is_an_error_line_and_keeps_its_row(yard: Yard) -> None:
     assert [row["question"] for row in rows] == [f"question {n}" for n in range(5)]
 
 
+async def test_a_time_zone_that_is_not_known_here_is_an_error_of_its_row(tmp_path: Path) -> None:
+    """Of a template that uses the column; a row without a time is as good as others."""
+    path = tmp_path / "data.parquet"
+    seen = pa.array([0, None], pa.timestamp("us", "Mars/Olympus"))
+    pq.write_table(pa.table({"question": ["x", "y"], "seen": seen}), path)
+    job = job_of(path, template='{"model": {{ seen | tojson }}}')
+    blocks = [block async for block in process.run_job(job, tmp_path, "default")]
+    first, second = map(json.loads, b"".join(blocks).splitlines())
+    assert "cannot be given to a template" in first["template_error"]["message"]
+    assert second["body"] == {"model": None}
+
+
 async def test_embeddings_are_lists_of_numbers(yard: Yard) -> None:
     answers = yard.folder / "answers.parquet"
     batch_id = await create(
@@ -867,10 +879,10 @@ async def test_other_tenants_wait_for_nobodys_template(yard: Yard) -> None:
     await asyncio.gather(*fetching, return_exceptions=True)
 
 
-def job_of(path: Path, **more: Any) -> RenderJob:
+def job_of(path: Path, *, template: str = TEMPLATE, **more: Any) -> RenderJob:
     return RenderJob(
         files=(str(path),),
-        template=TEMPLATE,
+        template=template,
         url=CHAT,
         model="stub-model",
         most_line_bytes=10_000,
