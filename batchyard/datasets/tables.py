@@ -85,11 +85,14 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.Rec
     if batch.schema.equals(schema):
         return batch
     try:
-        return batch.select(schema.names).cast(schema)
+        # Those that the first file does not have would be lost without a word.
+        if len(batch.schema) == len(schema):
+            return batch.select(schema.names).cast(schema)
     except (KeyError, pa.ArrowException):
-        raise Refused(
-            "invalid_dataset", f"{path.name} has other columns than the first file of the dataset."
-        ) from None
+        pass
+    raise Refused(
+        "invalid_dataset", f"{path.name} has other columns than the first file of the dataset."
+    )
 
 
 def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

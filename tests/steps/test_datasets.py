@@ -690,6 +690,18 @@ async def test_parts_with_other_columns_are_refused(yard: Yard) -> None:
         await rendered(yard, path.parent)
 
 
+def test_so_are_parts_with_more_columns(tmp_path: Path) -> None:
+    """The table would not have them. Their order does not matter."""
+    first = questions(1).append_column("answer", [["x"]])
+    pq.write_table(first, tmp_path / "0.parquet")
+    pq.write_table(first.select(["answer", "question"]), tmp_path / "1.parquet")
+    pq.write_table(first.append_column("more", [[1]]), tmp_path / "2.parquet")
+    rows = tables.read_rows(sorted(tmp_path.iterdir()), first.schema)
+    assert [next(rows).to_pylist() for _ in range(2)] == [first.to_pylist()] * 2
+    with pytest.raises(tables.Refused, match=r"2\.parquet has other columns"):
+        next(rows)
+
+
 @pytest.mark.parametrize(
     ("request_", "param", "words"),
     [
