@@ -18,6 +18,7 @@ from batchyard.errors import (
     ObjectNotFound,
     OtherState,
     StorageError,
+    StorageFull,
     StorageUnavailable,
 )
 from batchyard.logs import event_logger
@@ -99,9 +100,9 @@ async def is_other_storage(services: Services) -> bool:
 async def unavailable_here(services: Services) -> AsyncIterator[None]:
     """Read our object store in the block, which may be set up wrong on this machine alone.
 
-    Raises :class:`~batchyard.errors.StorageUnavailable` where it refuses this process, or where
-    something is missing because it is not the one that the database is used with: it may succeed
-    later, or elsewhere.
+    Raises :class:`~batchyard.errors.StorageUnavailable` where it refuses this process, where
+    something is missing because it is not the one that the database is used with, or where this
+    machine has no room for a copy: it may succeed later, or elsewhere.
     """
     try:
         try:
@@ -112,7 +113,7 @@ async def unavailable_here(services: Services) -> AsyncIterator[None]:
             raise StorageUnavailable(
                 f"{error}: this machine is set up with another object store"
             ) from error
-    except AccessDenied as error:
+    except (AccessDenied, StorageFull) as error:
         raise StorageUnavailable(str(error)) from error
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_network
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,9 +18,10 @@ import pytest
 from batchyard.cli.summary import describe
 from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.delivery.redeliver import redirect
-from batchyard.errors import TransitionConflict
+from batchyard.errors import StorageFull, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.services import services
+from batchyard.steps import table
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.location import parse_location
 from batchyard.storage.web import WebAccess
@@ -207,6 +209,22 @@ async def test_a_store_that_is_away_at_the_end_gets_the_file_later(
     assert (await yard.services.store.batches.get(batch.id)).warnings == ()
     sent = [json.loads(line) for line in receiver.requests[-1].body.splitlines()]
     assert sent == await yard.results(batch.output_file_id)
+
+
+async def test_a_machine_without_room_for_a_copy_leaves_the_file_to_later(
+    yard: Yard, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.asynccontextmanager
+    async def full(*_: Any) -> AsyncIterator[Path]:
+        raise StorageFull("no room")
+        yield Path()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "local_copy", full)
+        batch = await yard.run(LINES, output=receiver.url("/out"), public_urls=True)
+    assert [each.code for each in batch.warnings] == ["not_delivered"]
+    async with Deliverer(yard.services) as deliverer:
+        assert await deliverer.deliver_due(30) == Delivered(delivered=1)
 
 
 async def test_a_url_that_was_refused_waits_for_a_new_one(yard: Yard, receiver: Receiver) -> None:
