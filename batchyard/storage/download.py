@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from yarl import URL
@@ -191,16 +191,19 @@ class _Transfer:
         if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
             raise LocationRefused(f"{self._name} is sent compressed: store it uncompressed")
 
-    async def _check_first(self, response: aiohttp.ClientResponse) -> None:
-        if response.status != 200:
-            raise await refusal(response, self._name)
-        self._check_not_compressed(response)
+    def _check_has_end(self, response: aiohttp.ClientResponse) -> None:
         is_chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
         if response.content_length is None and not is_chunked:
             raise LocationRefused(
                 f"{self._name}: the server gives no Content-Length, so a broken transfer would "
                 "look complete"
             )
+
+    async def _check_first(self, response: aiohttp.ClientResponse) -> None:
+        if response.status != 200:
+            raise await refusal(response, self._name)
+        self._check_not_compressed(response)
+        self._check_has_end(response)
         self._check_limit(response.content_length or 0)
         self._version = _Version.of(response)
 
@@ -213,6 +216,8 @@ class _Transfer:
         if not version.is_named_by(response):
             raise changed
         self._check_not_compressed(response)
+        if version.total_bytes is None:
+            self._check_has_end(response)
         if response.status == 206:
             self._check_range(response.headers.get("Content-Range", ""), version, changed)
         else:
@@ -227,6 +232,8 @@ class _Transfer:
             raise changed
         if total_bytes is not None and int(sent[2]) != total_bytes - 1:
             raise StorageUnavailable(f"{self._name}: the server sent a part of the range only")
+        # The first answer may have come in chunks: then only this one says how long the whole is.
+        self._version = replace(version, total_bytes=version.total_bytes or total_bytes)
 
     async def _skip(self, response: aiohttp.ClientResponse) -> None:
         """The server does not do ranges but still has the same object: pass over what we have."""

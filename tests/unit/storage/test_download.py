@@ -237,6 +237,33 @@ async def test_a_body_whose_end_cannot_be_told_is_refused(web: WebAccess) -> Non
             await get(f"http://127.0.0.1:{port}/in", web)
 
 
+@pytest.mark.parametrize(
+    ("goes_on", "error"),
+    [
+        ("206 Rest\r\nContent-Range: bytes 4-11/12", LocationRefused),
+        ("200 OK", LocationRefused),
+        ("206 Rest\r\nContent-Range: bytes 4-11/12\r\nContent-Length: 6", StorageUnavailable),
+    ],
+)
+async def test_nor_is_the_rest_of_one_whose_end_cannot_be_told(
+    web: WebAccess, goes_on: str, error: type[StorageError]
+) -> None:
+    """The first answer came in chunks, so it does not say how long the whole is."""
+    began = b'HTTP/1.1 200 OK\r\nETag: "one"\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n'
+    rest = f'HTTP/1.1 {goes_on}\r\nETag: "one"\r\nConnection: close\r\n\r\nhalf a'.encode()
+    answers = [began, rest]
+
+    async def breaks_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0) if answers else b"HTTP/1.1 503 Away\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(breaks_off, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        with pytest.raises(error):
+            await get(f"http://127.0.0.1:{port}/in", web)
+
+
 async def test_progress_renews_the_tries(server: WebServer, web: WebAccess) -> None:
     """A large object may break more often than one request may be tried."""
     content = CONTENT * 3
