@@ -44,13 +44,16 @@ _JOINED: Final = 32
 """Later parts are so many times as large, which makes 320 GiB."""
 
 _ALWAYS_SAID: Final = {
+    "head_object": "ContentLength",
+    "put_object": "ETag",
+    "upload_part": "ETag",
     "list_objects_v2": "IsTruncated",
     "list_multipart_uploads": "IsTruncated",
     "create_multipart_upload": "UploadId",
     "complete_multipart_upload": "ETag",
 }
-"""What the body of an answer always has. One that is lost whole is an empty answer for boto3, and
-an empty listing would mean that nothing is stored."""
+"""What an answer always has. A body that is lost whole is an empty answer for boto3, and an empty
+listing would mean that nothing is stored. Headers are lost where a proxy changes answers."""
 
 _CONCURRENT_CALLS = 8
 _CONNECT_SECONDS = 10
@@ -260,7 +263,13 @@ class S3Bucket:
             if etag is None and _code_of(error) == "InvalidRange":
                 return None
             raise
-        length = reply["ContentLength"]
+        length = reply.get("ContentLength")
+        if length is None or "ETag" not in reply:
+            _hang_up(reply)
+            raise StorageUnavailable(
+                f"{self.shown(key)}: S3's answer lacks Content-Length or ETag, so that a broken "
+                "transfer would look complete: check for a proxy that removes them"
+            )
         as_asked = reply.get("ContentRange", "bytes 0-").startswith(f"bytes {start}-")
         if stop is not None:
             # Only the first answer may be shorter than asked: there the object ends.
@@ -349,7 +358,7 @@ class S3Bucket:
         with s3_errors_as_ours(name):
             reply = await in_executor(self._threads, method, undo=undo)
         if _ALWAYS_SAID.get(operation, "ResponseMetadata") not in reply:
-            raise StorageUnavailable(f"{name}: S3's answer was cut off")
+            raise StorageUnavailable(f"{name}: S3's answer was cut off, or a proxy changed it")
         return reply
 
 

@@ -126,6 +126,46 @@ async def test_a_resumed_download_that_is_too_short_is_not_the_end(
         await read(bucket)
 
 
+def without_a_length(content: bytes) -> Answer:
+    """200 with this content in chunks, as a proxy sends it that compresses others."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"ETag": '"one"'})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(content)
+        return response
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(without_a_length(CONTENT), id="no length"),
+        pytest.param(says(200, CONTENT), id="no ETag"),
+    ],
+)
+async def test_an_object_whose_end_or_version_is_not_said_is_not_read(
+    bucket: S3Bucket, server: WebServer, answer: Answer
+) -> None:
+    server.answers = [answer]
+    with pytest.raises(StorageUnavailable, match="lacks Content-Length or ETag"):
+        await read(bucket)
+    assert len(server.requests) == 3
+
+
+async def test_what_a_proxy_has_removed_from_an_answer_is_a_failure_of_s3(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    server.answers = [says(200)]
+    with pytest.raises(StorageUnavailable, match="a proxy changed it"):
+        await bucket.write("o", parts(b"lines"))
+    server.answers = [without_a_length(b"")]
+    with pytest.raises(StorageUnavailable, match="a proxy changed it"):
+        await bucket.size("o")
+
+
 async def test_the_bytes_are_sent_with_their_md5(bucket: S3Bucket, server: WebServer) -> None:
     """So that S3 refuses what was damaged on the way."""
     server.answers = [says(200, ETag='"one"')]
