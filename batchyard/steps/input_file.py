@@ -11,6 +11,7 @@ from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
 from batchyard.services.quotas import default_quota
 from batchyard.store import NewFile
+from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -49,7 +50,12 @@ async def store_input(
 
 
 async def record_input(
-    services: Services, batch: BatchRecord, stored: StoredObject, filename: str | None = None
+    services: Services,
+    batch: BatchRecord,
+    stored: StoredObject,
+    filename: str | None = None,
+    *,
+    lifetime_seconds: int = FILE_LIFETIME_SECONDS,
 ) -> int:
     """Record the object as the file that the batch reads; its size in bytes.
 
@@ -65,6 +71,7 @@ async def record_input(
         sha256=stored.sha256,
         storage_key=stored.key,
         tenant=batch.tenant,
+        lifetime_seconds=lifetime_seconds,
     )
     try:
         await services.store.files.create(file, quota=default_quota(services))

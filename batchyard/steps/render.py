@@ -88,7 +88,9 @@ async def _store(
         stored = await store_input(services, batch, lines)
     kept = await services.storage.put(rows_key(batch.input_file_id), read_file(folder / ROWS_FILE))
     now = int(await services.store.database.now())
-    lifetime = batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS
+    # The table of the results is made with both: they are kept as long as the results.
+    lifetime_seconds = max(0, batch.expires_at - now)
+    lifetime_seconds += batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS
     with suppress(TransitionConflict):  # an earlier attempt has recorded it
         await services.store.files.create(
             NewFile(
@@ -99,10 +101,10 @@ async def _store(
                 sha256=kept.sha256,
                 storage_key=kept.key,
                 tenant=batch.tenant,
-                lifetime_seconds=max(0, batch.expires_at - now) + lifetime,
+                lifetime_seconds=lifetime_seconds,
             )
         )
-    return await record_input(services, batch, stored)
+    return await record_input(services, batch, stored, lifetime_seconds=lifetime_seconds)
 
 
 async def _lines(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from batchyard.datasets.files import is_table
+from batchyard.datasets.files import TABLE_SUFFIX, is_table
 from batchyard.datasets.jobs import TABLE_FILE, JoinJob
 from batchyard.datasets.process import run_job
-from batchyard.errors import RecordNotFound
+from batchyard.errors import DatasetRefused, ObjectNotFound, RecordNotFound
 from batchyard.services.keys import file_key
 from batchyard.services.local_copy import local_copy
 from batchyard.services.storage_mark import unavailable_here
@@ -83,9 +83,19 @@ async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder
         return str((await storage.local_path(key, folder)).absolute())
 
     rows_key = await _rows_key(services, batch)
-
+    try:
+        lines = await local(file_key(batch.input_file_id))
+    except ObjectNotFound:
+        if await _has_input(services, batch):
+            raise
+        raise DatasetRefused(
+            f"The table is made with the input of the batch, {batch.input_file_id}, which is no "
+            "longer kept: it was deleted or has expired. Give a place that does not end in "
+            f"{TABLE_SUFFIX}, for JSON lines.",
+            code="no_such_result",
+        ) from None
     job = JoinJob(
-        lines=await local(file_key(batch.input_file_id)),
+        lines=lines,
         output=await local(keys.output) if keys.output else None,
         error=await local(keys.error) if keys.error else None,
         rows=await local(rows_key) if rows_key else None,
@@ -95,6 +105,13 @@ async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder
         async for _ in parts:
             pass
     return folder / TABLE_FILE
+
+
+async def _has_input(services: Services, batch: BatchRecord) -> bool:
+    with suppress(RecordNotFound):
+        await services.store.files.get(batch.input_file_id)
+        return True
+    return False
 
 
 async def _rows_key(services: Services, batch: BatchRecord) -> str | None:

@@ -26,8 +26,10 @@ from batchyard.datasets.jobs import (
     ProcessLimits,
     RenderJob,
 )
+from batchyard.delivery.redeliver import deliver_to
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import DatasetRefused, InputRefused, RequestRefused
+from batchyard.files.delete import delete_file
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import answered
 from batchyard.services.keys import file_key
@@ -35,7 +37,7 @@ from batchyard.steps.fetch import fetch_input
 from batchyard.steps.retry import retry_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
-from batchyard.wire import RequestCounts
+from batchyard.wire import RequestCounts, result_file_id
 from tests.lifecycle import prepare_batch
 from tests.services.swift import BUCKET
 from tests.steps.conftest import CHAT, Yard
@@ -230,6 +232,25 @@ async def test_embeddings_are_lists_of_numbers(yard: Yard) -> None:
     wanted = first["response"]["body"]["data"][0]["embedding"]
     assert wanted
     assert found["embedding"].to_pylist()[0] == pytest.approx(wanted)
+
+
+async def test_what_the_table_is_made_with_is_kept_as_long_as_the_results(yard: Yard) -> None:
+    """A window may be as long as the time for which files are kept."""
+    batch_id = await create(yard, write(yard, questions(1)), completion_window="30d")
+    batch = await yard.finish(batch_id)
+    made_with = [batch.input_file_id, result_file_id(batch.id, "rows")]
+    files = [
+        await yard.services.store.files.get(each)
+        for each in (*made_with, str(batch.output_file_id))
+    ]
+    *ends, end = [int(file.expires_at or 0) for file in files]
+    assert min(ends) >= end + 29 * 86_400  # the batch could have taken all of its window
+
+    await delete_file(yard.services, batch.tenant, batch.input_file_id)
+    place = LocalFile(yard.folder / "later.parquet")
+    (failure,) = await deliver_to(yard.services, batch, {"output": place})
+    assert f"the input of the batch, {batch.input_file_id}, which is no longer kept" in failure
+    assert await deliver_to(yard.services, batch, {"output": LocalFile(yard.folder / "l")}) == ()
 
 
 async def test_a_dataset_whose_rows_all_fail_has_its_table(yard: Yard) -> None:
