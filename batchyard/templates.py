@@ -263,7 +263,9 @@ class _Lines:
         except MemoryError:
             frame = self._frame(error="it takes too much memory", is_slow=True)
         except Exception as error:  # noqa: BLE001 - whatever a client's template does
-            frame = self._frame(error=str(error)[:500])
+            # Its text may have half of a character, which the template has made.
+            words = str(error).encode(errors="backslashreplace").decode()
+            frame = self._frame(error=words[:500])
         finally:
             _bound(0, 0)
         return frame

@@ -223,6 +223,13 @@ async def test_what_is_nested_too_deeply_ends_its_own_line() -> None:
     assert str(made[2]) == "what it makes is nested deeper than 63 levels"
 
 
+async def test_an_error_that_cannot_be_encoded_ends_its_own_line() -> None:
+    """With half of a surrogate pair, which Jinja2 takes from an escape."""
+    async with Renderer('{{ content.split(**{"\\ud800": 1}) }}', TENANT) as renderer:
+        found = await renderer.render([{"content": "a"}, {"content": "b"}])
+    assert [str(each)[:18] for each in found] == ["TypeError: '\\ud800"] * 2
+
+
 async def test_of_large_bodies_only_as_many_are_made_as_may_be_held() -> None:
     """They are in the memory of the process that holds the batches of all tenants."""
     source = '{"input": "{{ letter * (size - 12) }}"}'
