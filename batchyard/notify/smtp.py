@@ -93,6 +93,8 @@ class Mailer:
 def _refusal(error: Exception) -> SendOutcome:
     """What an exception of aiosmtplib's means. The server's own text may hold the address."""
     match error:
+        case aiosmtplib.SMTPResponseException(code=aiosmtplib.SMTPStatus.invalid_response):
+            return SendOutcome(error="the mail server's answer is not SMTP: check its port")
         case aiosmtplib.SMTPRecipientsRefused(recipients=[refused, *_]):
             return _answered(refused.code, "refuses the recipient", is_final=_is_final(refused))
         case aiosmtplib.SMTPDataError(code=code):

@@ -191,6 +191,13 @@ async def test_a_server_that_is_not_ready_says_so() -> None:
     assert answer.error == "the mail server answered 421: it is not ready"
 
 
+async def test_what_does_not_speak_smtp_has_no_status() -> None:
+    async with talking_server(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
+        answer = await Mailer(host="127.0.0.1", port=port, security="none").send(MESSAGE)
+    assert answer.status_code is None
+    assert answer.error == "the mail server's answer is not SMTP: check its port"
+
+
 async def test_a_message_is_sent_even_if_the_server_does_not_say_goodbye() -> None:
     lines = [b"220 Hello\r\n", b"250 me\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"]
     async with talking_server(*lines, b"250 taken\r\n") as port:
