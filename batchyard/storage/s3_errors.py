@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 # S3 answers these with 4xx although the next try may well succeed.
-_PASSING = {
+PASSING_CODES = {
     *("RequestTimeout", "OperationAborted", "Throttling", "ThrottlingException"),
     # The body was damaged or cut short on the way.
     *("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "IncompleteBody"),
@@ -78,7 +78,7 @@ def _refusal(error: ClientError, name: str) -> StorageError:
     said = f"S3 answered {status} {code}"
     if status == 507 or code.endswith("QuotaExceeded"):
         return StorageFull(f"no room to write {name} ({said}): free some space and try again")
-    if code in _PASSING or status in _PASSING_STATUS or status >= 500:
+    if code in PASSING_CODES or status in _PASSING_STATUS or status >= 500:
         return StorageUnavailable(f"{name}: {said}")
     if code in {"NoSuchUpload", "InvalidPart"}:
         return StorageUnavailable(f"{name}: S3 lost the upload, write the object again")

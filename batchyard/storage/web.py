@@ -23,6 +23,7 @@ from batchyard.errors import (
     StorageUnavailable,
 )
 from batchyard.storage.backoff import Backoff
+from batchyard.storage.s3_errors import PASSING_CODES
 from batchyard.web.address import AddressRefused
 from batchyard.web.session import web_session
 
@@ -131,7 +132,7 @@ def refused(response: aiohttp.ClientResponse, name: str, code: str) -> StorageEr
     said = f"the server answered {status} {code}".rstrip()
     if status == 507:
         return StorageFull(f"{name}: {said}, free some space there")
-    if status in _PASSING_STATUS or status >= 500:
+    if status in _PASSING_STATUS or status >= 500 or code in PASSING_CODES:
         return StorageUnavailable(f"{name}: {said}")
     match status:
         case 401 | 403:

@@ -112,6 +112,16 @@ async def test_a_passing_failure_is_sent_again_whole(
     assert [seen.body == CONTENT for seen in server.requests] == [True, True, True]
 
 
+@pytest.mark.parametrize("code", ["RequestTimeout", "IncompleteBody"])
+async def test_so_is_one_that_s3_calls_a_bad_request(
+    server: WebServer, web: WebAccess, path: Path, code: str
+) -> None:
+    """The connection stalled or broke: nothing is wrong with the URL."""
+    server.answers = [says(400, f"<Error><Code>{code}</Code></Error>".encode()), says(200)]
+    await upload(server.url(), path, web=web)
+    assert [seen.body == CONTENT for seen in server.requests] == [True, True]
+
+
 async def test_a_put_whose_reply_is_lost_is_sent_again(
     server: WebServer, web: WebAccess, path: Path
 ) -> None:
