@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from batchyard.web.address import AddressGuard
 
 _PASSING_STATUS = {408, 425, 429}
+# S3 and Google Cloud Storage say so with 400.
+_SIGNATURE_CODES = {"ExpiredToken", "InvalidToken", "AuthorizationQueryParametersError"}
 # S3 says why in an XML element; nothing else of an answer is ever repeated.
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 _CODE_WITHIN_BYTES = 4096
@@ -134,9 +136,9 @@ def refused(response: aiohttp.ClientResponse, name: str, code: str) -> StorageEr
         return StorageFull(f"{name}: {said}, free some space there")
     if status in _PASSING_STATUS or status >= 500 or code in PASSING_CODES:
         return StorageUnavailable(f"{name}: {said}")
+    if status in {401, 403} or code in _SIGNATURE_CODES:
+        return AccessDenied(f"not allowed to use {name} ({said}): make a new presigned URL")
     match status:
-        case 401 | 403:
-            return AccessDenied(f"not allowed to use {name} ({said}): make a new presigned URL")
         case 404 | 410:
             return ObjectNotFound(f"{name} does not exist ({said})")
         case 413:

@@ -174,6 +174,15 @@ async def test_a_final_answer_is_not_asked_for_twice(
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
+async def test_a_signature_whose_time_is_over_is_no_bad_request(
+    server: WebServer, web: WebAccess, path: Path
+) -> None:
+    """As Google Cloud Storage says it, and S3 of temporary credentials."""
+    server.answers = [says(400, b"<Error><Code>ExpiredToken</Code></Error>")]
+    with pytest.raises(AccessDenied, match="make a new presigned URL"):
+        await upload(server.url(), path, web=web)
+
+
 @pytest.mark.parametrize("status", [b"000 None", b"101 Switching Protocols"])
 async def test_a_status_below_200_is_no_success(
     web: WebAccess, tmp_path: Path, status: bytes
