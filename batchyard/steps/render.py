@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +17,14 @@ from batchyard.errors import (
     InputRefused,
     ObjectTooLarge,
     RequestRefused,
+    StorageLimitExceeded,
     TransitionConflict,
 )
+from batchyard.services.arrivals import arriving
 from batchyard.services.keys import rows_key
+from batchyard.services.quotas import default_quota
 from batchyard.services.services import Progress
-from batchyard.steps.input_file import record_input, store_input
+from batchyard.steps.input_file import record_input, store_input, wipe_unnamed
 from batchyard.steps.input_place import failures_of_input, read_input
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.storage.local_file import LocalFile
@@ -86,25 +89,47 @@ async def _store(
     lines = _lines(services, batch, job, folder, limits)
     async with aclosing(lines):
         stored = await store_input(services, batch, lines)
-    kept = await services.storage.put(rows_key(batch.input_file_id), read_file(folder / ROWS_FILE))
     now = int(await services.store.database.now())
     # The table of the results is made with both: they are kept as long as the results.
     lifetime_seconds = max(0, batch.expires_at - now)
     lifetime_seconds += batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS
-    with suppress(TransitionConflict):  # an earlier attempt has recorded it
-        await services.store.files.create(
-            NewFile(
-                id=result_file_id(batch.id, "rows"),
-                purpose=_ROWS_PURPOSE,
-                filename=f"{batch.id}_rows.parquet",
-                size_bytes=kept.size_bytes,
-                sha256=kept.sha256,
-                storage_key=kept.key,
-                tenant=batch.tenant,
-                lifetime_seconds=lifetime_seconds,
-            )
-        )
-    return await record_input(services, batch, stored, lifetime_seconds=lifetime_seconds)
+    try:
+        await _store_rows(services, batch, folder / ROWS_FILE, lifetime_seconds)
+    except StorageLimitExceeded:
+        await wipe_unnamed(services, stored.key)
+        raise
+    try:
+        return await record_input(services, batch, stored, lifetime_seconds=lifetime_seconds)
+    except StorageLimitExceeded:
+        file = await services.store.files.delete(result_file_id(batch.id, "rows"))
+        await wipe_unnamed(services, file.storage_key)
+        raise
+
+
+async def _store_rows(
+    services: Services, batch: BatchRecord, path: Path, lifetime_seconds: int
+) -> None:
+    """They may be far larger than the lines that a template makes of them."""
+    with arriving(services, batch.tenant) as within_quota:
+        key = rows_key(batch.input_file_id)
+        kept = await services.storage.put(key, within_quota(read_file(path)))
+    file = NewFile(
+        id=result_file_id(batch.id, "rows"),
+        purpose=_ROWS_PURPOSE,
+        filename=f"{batch.id}_rows.parquet",
+        size_bytes=kept.size_bytes,
+        sha256=kept.sha256,
+        storage_key=kept.key,
+        tenant=batch.tenant,
+        lifetime_seconds=lifetime_seconds,
+    )
+    try:
+        await services.store.files.create(file, quota=default_quota(services))
+    except TransitionConflict:
+        pass  # an earlier attempt has recorded it
+    except StorageLimitExceeded:
+        await wipe_unnamed(services, kept.key)
+        raise
 
 
 async def _lines(

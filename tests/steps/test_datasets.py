@@ -37,6 +37,7 @@ from batchyard.steps.fetch import fetch_input
 from batchyard.steps.retry import retry_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
+from batchyard.store import Quota
 from batchyard.wire import RequestCounts, result_file_id
 from tests.lifecycle import prepare_batch
 from tests.services.swift import BUCKET
@@ -232,6 +233,22 @@ async def test_embeddings_are_lists_of_numbers(yard: Yard) -> None:
     wanted = first["response"]["body"]["data"][0]["embedding"]
     assert wanted
     assert found["embedding"].to_pylist()[0] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("template", "most_bytes"), [('{"model": "m"}', 200_000), (TEMPLATE, 1_200_000)]
+)
+async def test_rows_count_as_bytes_of_their_tenant(
+    yard: Yard, template: str, most_bytes: int
+) -> None:
+    """There is no room for the rows, or for both them and the lines. Nothing stays of either."""
+    path = write(yard, pa.table({"question": [os.urandom(400).hex() for _ in range(1000)]}))
+    await yard.services.store.tenants.set_quota("full", Quota(max_stored_bytes=most_bytes))
+    with pytest.raises(InputRefused) as refused:
+        await rendered(yard, path, template, tenant="full")
+    assert [each.code for each in refused.value.entries] == ["storage_limit_exceeded"]
+    assert await yard.services.store.files.page("full", limit=9) == []
+    assert [key async for key in yard.services.storage.list("files/")] == []
 
 
 async def test_what_the_table_is_made_with_is_kept_as_long_as_the_results(yard: Yard) -> None:
