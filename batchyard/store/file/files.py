@@ -24,7 +24,7 @@ from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.file.rows import FILES, FileRecord, NewFile
 from batchyard.store.page import Page, from_place
 from batchyard.store.tenant.tenants import hold_quota
-from batchyard.wire import result_file_id
+from batchyard.wire import result_file_id, stage_file_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,13 +196,14 @@ class Files(Aggregate):
         """
         ids: set[str] = set()
         found = await connection.execute(
-            select(BATCHES.c.id, BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)
+            select(BATCHES.c.id, BATCHES.c.input_file_id, BATCHES.c.stages).where(_HAS_NOT_ENDED)
         )
-        for batch_id, input_file_id in found:
+        for batch_id, input_file_id, stages in found:
             ids |= {
                 input_file_id,
                 result_file_id(batch_id, "output"),
                 result_file_id(batch_id, "error"),
+                *(stage_file_id(batch_id, stage) for stage in range(1, stages + 1)),
             }
         return ids
 

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.batch_error import InputPart
+from batchyard.chains import Stage
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchOptions
-from batchyard.wire import File, new_batch_id, new_file_id, result_file_id, to_json
+from batchyard.wire import (
+    File,
+    new_batch_id,
+    new_file_id,
+    result_file_id,
+    stage_file_id,
+    to_json,
+)
 from tests.contract.store.samples import (
     batch_in,
     begin,
@@ -187,6 +195,14 @@ async def test_a_batch_awaits_its_files_until_it_has_ended(store: Store) -> None
     assert await store.files.awaited() == {batch.input_file_id, *results}
     await store.batches.fail(batch.id, [])
     assert await store.files.awaited() == set()
+
+
+async def test_a_chain_awaits_the_answers_of_its_stages_too(store: Store) -> None:
+    stage = Stage("/v1/embeddings", "{}")
+    batch = await store.batches.create(new_batch(then=(stage, stage)))
+    results = {result_file_id(batch.id, "output"), result_file_id(batch.id, "error")}
+    results |= {stage_file_id(batch.id, 1), stage_file_id(batch.id, 2)}
+    assert await store.files.awaited() == {batch.input_file_id, *results}
 
 
 async def test_the_first_batch_or_file_is_when_the_database_came_to_be(store: Store) -> None:
