@@ -138,6 +138,11 @@ def refused(response: aiohttp.ClientResponse, name: str, code: str) -> StorageEr
         return StorageUnavailable(f"{name}: {said}")
     if status in {401, 403} or code in _SIGNATURE_CODES:
         return AccessDenied(f"not allowed to use {name} ({said}): make a new presigned URL")
+    if status == 404 and code == "NoSuchUpload":
+        return ObjectNotFound(
+            f"{name}: the multipart upload has ended ({said}): look whether an earlier attempt has "
+            "completed it, or begin another one and give its URLs"
+        )
     match status:
         case 404 | 410:
             return ObjectNotFound(f"{name} does not exist ({said})")

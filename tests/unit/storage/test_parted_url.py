@@ -229,6 +229,15 @@ async def test_an_upload_that_is_gone_after_a_refusal_was_not_completed(
         await write_location(place_on(server, 3), path, Access(web=web))
 
 
+async def test_an_upload_that_is_gone_before_its_first_part_may_be_complete(
+    server: WebServer, web: WebAccess, path: Path
+) -> None:
+    """A process that has completed it may have ended before it could say so."""
+    server.answers = [FORGOTTEN]
+    with pytest.raises(ObjectNotFound, match="look whether an earlier attempt has completed it"):
+        await write_location(place_on(server, 3), path, Access(web=web))
+
+
 async def test_an_upload_that_is_gone_after_no_connection_was_not_completed(
     server: WebServer, web: WebAccess, path: Path
 ) -> None:
