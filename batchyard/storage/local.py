@@ -171,4 +171,6 @@ def _age_seconds(status: os.stat_result) -> float:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    # A folder that was left empty may be removed meanwhile, by another process that cleans up.
+    if not isinstance(error, FileNotFoundError):
+        raise error

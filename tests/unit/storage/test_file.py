@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import resource
+import shutil
 import stat
 import tempfile
 from contextlib import contextmanager
@@ -302,3 +303,20 @@ def test_a_new_folder_is_durable_in_each_that_holds_it(
 ) -> None:
     make_folder(tmp_path / "a" / "new")
     assert synced == [(str(tmp_path), False), (str(tmp_path / "a"), True)]
+
+
+async def test_a_folder_that_goes_away_during_a_listing_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes what is old and empty."""
+    storage = LocalStorage(tmp_path)
+    await storage.put("batches/b/plan", parts(1))
+    (tmp_path / "batches" / "old" / "segments").mkdir(parents=True)
+    relpath = os.path.relpath
+
+    def cleaned_up_meanwhile(where: str, root: Path) -> str:
+        shutil.rmtree(tmp_path / "batches" / "old", ignore_errors=True)
+        return relpath(where, root)
+
+    monkeypatch.setattr(os.path, "relpath", cleaned_up_meanwhile)
+    assert [each.key async for each in storage.listing("batches/")] == ["batches/b/plan"]
