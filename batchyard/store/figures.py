@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Double, String, and_, case, cast, func, or_, select, type_coerce, union
 
-from batchyard.hours import Hours
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads
 from batchyard.store.batch.live import IS_CHAIN, SUMS, of_own_chunks, sums_of_chunks
@@ -21,7 +20,7 @@ from batchyard.store.clock import clock
 from batchyard.store.delivery.rows import DeliveryRow, DeliveryStatus
 from batchyard.store.leases import LEASES
 from batchyard.store.leasing import is_held
-from batchyard.store.runner.hours import EngineHoursRow
+from batchyard.store.runner.hours import read_hours
 from batchyard.store.runner.rates import RateRow
 from batchyard.store.runner.runners import RunnerRow, RunnerStatus
 
@@ -33,7 +32,6 @@ DURATIONS: Final = (10, 60, 300, 900, 3_600, 14_400, 43_200, 86_400)
 """Upper limits, in seconds, of the classes in which ended batches are counted."""
 
 _DELIVERIES = DeliveryRow.metadata.tables["deliveries"]
-_HOURS = EngineHoursRow.metadata.tables["engine_hours"]
 _RATES = RateRow.metadata.tables["rates"]
 _RUNNERS = RunnerRow.metadata.tables["runners"]
 
@@ -118,7 +116,7 @@ class FiguresReader(Aggregate):
     async def read(self, connection: AsyncConnection) -> Figures:
         """The figures of now, all of one moment on SQLite, and of a few milliseconds elsewhere."""
         due, since = await _due(connection)
-        hours = await _hours(connection)
+        hours = await read_hours(connection)
         now = (await connection.execute(select(clock()))).scalar_one()
         return Figures(
             ended=await _ended(connection),
@@ -250,12 +248,6 @@ async def _due(connection: AsyncConnection) -> tuple[int, float]:
 async def _held_leases(connection: AsyncConnection) -> frozenset[str]:
     names: Any = await connection.scalars(select(LEASES.c.name).where(is_held(LEASES)))
     return frozenset(names)
-
-
-async def _hours(connection: AsyncConnection) -> dict[str, Hours]:
-    """Of the models whose engines are not always open."""
-    rows = await connection.execute(select(_HOURS.c.model, _HOURS.c.windows))
-    return {model: Hours(windows) for model, windows in rows}
 
 
 async def _served_models(connection: AsyncConnection) -> frozenset[str]:

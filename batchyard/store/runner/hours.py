@@ -52,8 +52,7 @@ class EngineHours(Aggregate):
     @reads
     async def all(self, connection: AsyncConnection) -> dict[str, Hours]:
         """By model; one that is missing is always open."""
-        rows = await connection.execute(select(_HOURS.c.model, _WINDOWS.label("windows")))
-        return {row.model: _read(row.windows) for row in rows}
+        return await read_hours(connection)
 
     @reads
     async def of(self, connection: AsyncConnection, model: str) -> tuple[Hours, float]:
@@ -71,6 +70,12 @@ class EngineHours(Aggregate):
                 await upsert(connection, _HOURS, row, {"windows": each.windows})
             else:
                 await connection.execute(delete(_HOURS).where(_HOURS.c.model == model))
+
+
+async def read_hours(connection: AsyncConnection) -> dict[str, Hours]:
+    """As :meth:`EngineHours.all`, within a transaction."""
+    rows = await connection.execute(select(_HOURS.c.model, _WINDOWS.label("windows")))
+    return {row.model: _read(row.windows) for row in rows}
 
 
 def _read(windows: str) -> Hours:

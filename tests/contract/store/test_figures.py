@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import text
 
 from batchyard.chains import Stage
 from batchyard.hours import Hours, HoursWindow
@@ -22,6 +23,8 @@ from tests.contract.store.samples import (
 )
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from batchyard.store import Store
 
 CHAT = "/v1/chat/completions"
@@ -150,3 +153,16 @@ async def test_models_whose_hours_are_over_are_named(store: Store) -> None:
     figures = await store.figures.read()
     assert figures.closed_models == {"closed"}
     assert figures.known_models == {"closed", "open"}
+
+
+async def test_hours_that_cannot_be_read_here_stop_no_other_figure(store: Store) -> None:
+    """Those of a newer version, or in a time zone that only another machine knows."""
+    nights = HoursWindow(cron="0 20 * * *", until="06:00", timezone="Europe/Berlin")
+    await store.engine_hours.record({MODEL: Hours((nights,))})
+    newer = "UPDATE engine_hours SET windows = replace(windows, 'Berlin', 'Atlantis')"
+
+    async def write(connection: AsyncConnection) -> None:
+        await connection.execute(text(newer))
+
+    await store.database.write(write)
+    assert (await store.figures.read()).closed_models == {MODEL}
