@@ -132,7 +132,8 @@ def _open_batches(
     )
     waits = GaugeMetricFamily(
         "batchyard_queue_wait_seconds",
-        "How long the oldest batch without a started request has waited, without paused ones.",
+        "How long the oldest batch without a started request has waited, without paused and"
+        " background ones.",
         labels=("model",),
     )
     least: dict[tuple[str], float] = {}

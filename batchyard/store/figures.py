@@ -13,6 +13,7 @@ from sqlalchemy import Double, String, and_, case, cast, func, or_, select, type
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads
 from batchyard.store.batch.live import IS_CHAIN, SUMS, of_own_chunks, sums_of_chunks
+from batchyard.store.batch.order import is_background
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.candidates import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
@@ -67,7 +68,8 @@ class OpenBatches:
     slack_seconds: float | None
     """The least time from a forecast end to the end of the window; None: no forecast."""
     waiting_seconds: float | None
-    """How long the oldest has waited of which no request has begun; None: there is none."""
+    """How long the oldest has waited of which no request has begun, background batches left out;
+    None: there is none."""
     sums: dict[str, int]
 
 
@@ -160,19 +162,22 @@ async def _ended(connection: AsyncConnection) -> list[EndedBatches]:
 
 async def _open(connection: AsyncConnection) -> list[OpenBatches]:
     sums = [func.coalesce(func.sum(CHUNKS.c[name]), 0).label(name) for name in SUMS]
+    # What was answered of a chunk that no runner has had was refused before anything ran.
+    answered = case((CHUNKS.c.epoch > 0, CHUNKS.c.completed + CHUNKS.c.failed), else_=0)
+    begun = func.sum(case((IS_LEASED, 1), else_=answered)).label("begun")
     of_chunks = (
-        select(CHUNKS.c.batch_id, *sums, func.sum(case((IS_LEASED, 1), else_=0)).label("leased"))
+        select(CHUNKS.c.batch_id, *sums, begun)
         .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
         .where(BATCHES.c.status.in_(UNFINISHED))
         .group_by(CHUNKS.c.batch_id)
         .subquery()
     )
-    begun = of_chunks.c.leased + of_chunks.c.completed + of_chunks.c.failed
-    has_begun = func.coalesce(begun, 0) > 0
     waits = and_(
         BATCHES.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
         BATCHES.c.paused_at.is_(None),
-        ~has_begun,
+        # It gives way to others for as long as there are any.
+        ~is_background(),
+        func.coalesce(of_chunks.c.begun, 0) == 0,
     )
     group = (BATCHES.c.status, BATCHES.c.endpoint, BATCHES.c.model)
     statement = (

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from batchyard.chains import Stage
 from batchyard.hours import Hours, HoursWindow
 from batchyard.lifecycle import BatchStatus
+from batchyard.turns import BACKGROUND_WINDOW
 from batchyard.wire import BatchUsage, RequestCounts
 from tests.contract.store.samples import (
     MODEL,
@@ -17,6 +18,7 @@ from tests.contract.store.samples import (
     batch_in,
     begin,
     begun_batch,
+    chunks_of,
     finish,
     new_batch,
     rewrite,
@@ -113,6 +115,26 @@ async def test_the_wait_is_that_of_the_oldest_batch_of_which_nothing_has_begun(
     assert batches.count == 3
     assert batches.paused == 1
     assert batches.waiting_seconds == pytest.approx(300, abs=30)
+
+
+async def test_a_batch_with_refused_lines_waits_for_its_first_request_too(store: Store) -> None:
+    """They have their error lines, but nothing of the batch has run."""
+    batch = await store.batches.create(new_batch())
+    await store.batches.begin(
+        batch.id, model=MODEL, total=11, plan_key="plan", chunks=chunks_of(1), refused=1
+    )
+    await rewrite(store, batch.id, created_at=batch.created_at - 300)
+    assert (await store.figures.read()).open[0].waiting_seconds == pytest.approx(300, abs=30)
+    (lease,) = await store.chunks.claim(model=MODEL, owner="runner", lease_seconds=60)
+    await store.chunks.record_progress(lease, completed=0, failed=1, usage=USAGE)
+    await store.chunks.release(lease)
+    assert (await store.figures.read()).open[0].waiting_seconds is None
+
+
+async def test_a_background_batch_may_wait_for_as_long_as_others_are_there(store: Store) -> None:
+    await begun_batch(store, completion_window=BACKGROUND_WINDOW)
+    (batches,) = (await store.figures.read()).open
+    assert batches.waiting_seconds is None
 
 
 async def test_slack_is_the_least_of_all_forecasts(store: Store) -> None:
