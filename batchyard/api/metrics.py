@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from batchyard import __version__
 from batchyard.dispatch import RECONCILER_LEASE
+from batchyard.lifecycle import TERMINAL
 from batchyard.store.figures import DURATIONS
 
 if TYPE_CHECKING:
@@ -153,11 +154,13 @@ def _batch_seconds(ended: list[EndedBatches]) -> Metric:
         "Time from the creation of a batch to its end.",
         labels=("status",),
     )
-    by_status: dict[str, list[EndedBatches]] = defaultdict(list)
+    # All of them from the start: of a counter that comes later Prometheus takes the first value for
+    # no increase, so the first batches that fail would raise no alert.
+    by_status: dict[str, list[EndedBatches]] = {status.value: [] for status in TERMINAL}
     for each in ended:
         by_status[each.status.value].append(each)
     for status, group in sorted(by_status.items()):
-        within = [sum(column) for column in zip(*(each.within for each in group), strict=True)]
+        within = [sum(each.within[i] for each in group) for i in range(len(DURATIONS))]
         buckets = [(f"{limit:.1f}", float(n)) for limit, n in zip(DURATIONS, within, strict=True)]
         buckets.append(("+Inf", float(sum(each.count for each in group))))
         family.add_metric((status,), buckets, sum(each.seconds for each in group))

@@ -122,6 +122,12 @@ def test_durations_are_a_histogram() -> None:
     assert value("batchyard_batch_seconds_sum", status="completed") == 70
 
 
+def test_an_end_that_no_batch_has_come_to_is_counted_from_zero() -> None:
+    """Prometheus sees no increase in the first value of a counter."""
+    assert value("batchyard_batch_seconds_count", status="expired") == 0
+    assert value("batchyard_batch_seconds_bucket", status="expired", le="+Inf") == 0
+
+
 def test_without_a_database_that_is_all_that_is_known() -> None:
     page = metrics_page(None).decode()
     assert "batchyard_database_up 0.0" in page
