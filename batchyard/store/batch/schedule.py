@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, bindparam, func, select, update
+from sqlalchemy import and_, bindparam, func, or_, select, update
 
 from batchyard.errors import TransitionConflict
 from batchyard.forecast import OpenWork
@@ -114,13 +114,8 @@ class BatchSchedule(Aggregate):
             update(BATCHES).where(BATCHES.c.id == batch_id, running).values(tail_tokens=tail_tokens)
         )
 
-    @writes
     async def record_forecast(
-        self,
-        connection: AsyncConnection,
-        etas: Mapping[str, int],
-        *,
-        hold_seconds: float = LATE_SECONDS,
+        self, etas: Mapping[str, int], *, hold_seconds: float = LATE_SECONDS
     ) -> list[BatchRecord]:
         """Record when batches will probably be done; returns those that have just become at risk.
 
@@ -130,6 +125,16 @@ class BatchSchedule(Aggregate):
         that is less: a single odd measurement has no effect. A background batch is never at risk,
         because nothing was promised.
         """
+        now, late = await self._write_forecast(etas, hold_seconds)
+        # In a transaction of its own: it would lock these after others that come later by id, and
+        # whoever renews the leases of both, by id, could wait for it while it waits for them.
+        return await self._name_at_risk(late[:_AT_RISK_AT_ONCE], now) if late else []
+
+    @writes
+    async def _write_forecast(
+        self, connection: AsyncConnection, etas: Mapping[str, int], hold_seconds: float
+    ) -> tuple[int, list[str]]:
+        """When it was written, and those late for long enough that were not named before."""
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         # One after the other by id: the order of everybody who changes several batches.
         columns = (*_FORECAST_COLUMNS, is_background().label("is_background"))
@@ -151,15 +156,19 @@ class BatchSchedule(Aggregate):
         if changed:
             new = one.values(eta_at=bindparam("eta"), late_since=bindparam("since"))
             await connection.execute(new, changed)
-        if not at_risk:
-            return []
+        return now, at_risk
+
+    @writes
+    async def _name_at_risk(
+        self, connection: AsyncConnection, batch_ids: list[str], now: int
+    ) -> list[BatchRecord]:
+        """Those that nobody has named meanwhile."""
+        running = BATCHES.c.status == BatchStatus.IN_PROGRESS
+        unnamed = BATCHES.c.id.in_(batch_ids), running, BATCHES.c.at_risk_at.is_(None)
         named = await connection.execute(
             update(BATCHES)
-            .where(
-                BATCHES.c.id.in_(at_risk[:_AT_RISK_AT_ONCE]),
-                running,
-                BATCHES.c.at_risk_at.is_(None),
-            )
+            # Asked of the row itself once more: another process may have named it in between.
+            .where(in_one_order(BATCHES, *unnamed), *unnamed)
             .values(at_risk_at=now)
             .returning(BATCHES.c.id)
         )
@@ -227,13 +236,16 @@ class BatchSchedule(Aggregate):
     async def _steer(
         self, connection: AsyncConnection, action: str, /, batch_id: str, **values: Any
     ) -> BatchRecord:
+        parts = and_(BATCHES.c.part_of == batch_id, BATCHES.c.status.in_(STOPPABLE))
+        # A chain among its parts by id: in this order their owner renews the leases of all of them.
+        all_by_id = select(BATCHES.c.id).where(or_(BATCHES.c.id == batch_id, parts))
+        await connection.execute(all_by_id.order_by(BATCHES.c.id).with_for_update())
         steered = await connection.execute(
             update(BATCHES)
             .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(STOPPABLE))
             .values(**values)
         )
-        # What holds for a chain holds for its parts.
-        parts = and_(BATCHES.c.part_of == batch_id, BATCHES.c.status.in_(STOPPABLE))
+        # What holds for a chain holds for its parts, also for those that have just been added.
         await connection.execute(
             update(BATCHES).where(in_one_order(BATCHES, parts)).values(**values)
         )

@@ -7,7 +7,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 from sqlalchemy.dialects import postgresql
 
 from batchyard.errors import StoreError
@@ -25,6 +25,8 @@ from tests.contract.store.samples import MODEL, NOW_OVER, begun_batch, finish, n
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from batchyard.store import BatchLease, Store
 
 LOCKED_SECONDS = 0.5
@@ -188,6 +190,48 @@ def test_several_deliveries_are_locked_in_one_order_by_everybody() -> None:
         in_one_order(DELIVERIES, DELIVERIES.c.owner == "a").compile(dialect=postgresql.dialect())
     )
     assert several.endswith("ORDER BY deliveries.id FOR UPDATE)")
+
+
+async def _pause_the_chain(store: Store) -> None:
+    await store.batch_schedule.pause("batch_2")
+
+
+async def _name_the_first_at_risk(store: Store) -> None:
+    """Its forecast is as it was, and that of the second has moved."""
+    records = await store.batches.live(["batch_1", "batch_2"])
+    late = {name: each.record.expires_at + 60 for name, each in records.items()}
+    late["batch_2"] -= 3600
+    (named,) = await store.batch_schedule.record_forecast(late, hold_seconds=0)
+    assert named.id == "batch_1"
+
+
+@pytest.mark.parametrize("change", [_pause_the_chain, _name_the_first_at_risk])
+async def test_several_batches_are_locked_by_id_by_everybody(
+    postgres_url: str, sealing_key: str, change: Callable[[Store], Awaitable[None]]
+) -> None:
+    """As their owner locks them to renew its leases. Otherwise each could wait for the other."""
+    seen: list[Any] = []
+    async with (
+        open_store(postgres_url, keys=[sealing_key]) as store,
+        open_store(postgres_url, keys=[sealing_key]) as other,
+    ):
+        await begun_batch(store, id="batch_1", part_of="batch_2")
+        await begun_batch(store, id="batch_2")
+        records = await store.batches.live(["batch_1", "batch_2"])
+        late = {name: each.record.expires_at + 60 for name, each in records.items()}
+        await store.batch_schedule.record_forecast(late)
+
+        async def renew(connection: Any) -> None:
+            lock = select(BATCHES.c.id).order_by(BATCHES.c.id).with_for_update(skip_locked=True)
+            await connection.execute(lock.limit(1))
+            changing.append(asyncio.create_task(change(other)))  # type: ignore[arg-type]
+            await asyncio.wait(changing, timeout=LOCKED_SECONDS)
+            seen.extend((await connection.execute(lock)).scalars())
+
+        changing: list[asyncio.Task[None]] = []
+        await store.database.write(renew)
+        await changing[0]
+    assert seen == ["batch_1", "batch_2"]
 
 
 async def test_a_batch_does_not_end_where_its_deliveries_cannot_be_written(
