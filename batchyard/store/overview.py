@@ -303,11 +303,10 @@ async def _listed(
         points = await connection.execute(points_before(_SPEED_SECONDS, running))
         before = {point["batch_id"]: point for point in points.mappings()}
     open_ids = [row["id"] for row in rows if row["status"] in UNFINISHED]
+    chain_ids = [row["id"] for row in rows if row["stages"] and row["status"] in UNFINISHED]
     shares = await shares_of(connection, open_ids) if prices.by_model else {}
-    costs = await costs_so_far(connection, shares, prices)
-    chains = await chain_counts(
-        connection, [r["id"] for r in rows if r["stages"] and r["status"] in UNFINISHED]
-    )
+    costs = await costs_so_far(connection, shares, prices, chain_ids)
+    chains = await chain_counts(connection, chain_ids)
     listed = []
     for row in rows:
         sums = {name: int(row[f"live_{name}"] or 0) for name in (*SUMS, "running")}

@@ -96,9 +96,10 @@ async def _live(
 ) -> list[LiveBatch]:
     """The same, each with its counts of now, in one query for all: one for each would take long."""
     unfinished = [batch.id for batch in batches if batch.status not in TERMINAL]
+    chain_ids = [batch.id for batch in batches if batch.stages and batch.status not in TERMINAL]
     shares = await shares_of(connection, unfinished)
-    costs = await costs_so_far(connection, shares, prices)
-    chains = await chain_counts(connection, [b.id for b in batches if b.stages])
+    costs = await costs_so_far(connection, shares, prices, chain_ids)
+    chains = await chain_counts(connection, chain_ids)
     live = []
     for batch in batches:
         if batch.status in TERMINAL:

@@ -5,13 +5,16 @@ A row stays when its batch and its files are deleted: the accounts do not change
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import BigInteger, Double, Index, false, func, insert, select
 from sqlmodel import Field
 
+from batchyard.lifecycle import UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.shares import Share, shares_of
 from batchyard.store.clock import read_seconds
 from batchyard.store.columns import USAGE_COLUMNS, Record, Row, UsageColumns
@@ -218,25 +221,40 @@ async def count_usage(
 
 
 async def costs_so_far(
-    connection: AsyncConnection, shares: Mapping[str, Mapping[str, Share]], prices: Prices
+    connection: AsyncConnection,
+    shares: Mapping[str, Mapping[str, Share]],
+    prices: Prices,
+    chains: Collection[str] = (),
 ) -> dict[str, int]:
     """What batches that still run cost by now, in billionths, by their ids. Stored nowhere.
 
     Without those that have no answer or no price. Each may end with another cost: a line that
     runs twice is counted twice until the batch ends, and prices and measured speeds may change.
+    ``chains``: those of the batches whose parts cost something as well.
     """
     if not prices.by_model:
         return {}
-    pricing = await _pricing(
-        connection, prices, {name for each in shares.values() for name in each}
-    )
-    costs = {}
-    for batch_id, models in shares.items():
-        amounts = [pricing.cost(name, each) for name, each in models.items() if each.requests]
-        known = [amount for amount in amounts if amount is not None]
-        if known:
-            costs[batch_id] = sum(known)
-    return costs
+    parts = await _parts_of(connection, chains)
+    of_parts = await shares_of(connection, [part.id for part in parts if part.status in UNFINISHED])
+    found = [*shares.items(), *((part.part_of, of_parts.get(part.id, {})) for part in parts)]
+    pricing = await _pricing(connection, prices, {name for _, models in found for name in models})
+    costs: defaultdict[str, int] = defaultdict(int)
+    for batch_id, models in found:
+        for name, each in models.items():
+            if each.requests and (amount := pricing.cost(name, each)) is not None:
+                costs[batch_id] += amount
+    for part in parts:
+        if part.cost is not None and part.currency == prices.currency:
+            costs[part.part_of] += part.cost
+    return dict(costs)
+
+
+async def _parts_of(connection: AsyncConnection, chains: Collection[str]) -> Sequence[Any]:
+    if not chains:
+        return []
+    names = ("id", "part_of", "status", "cost", "currency")
+    columns = (BATCHES.c[name] for name in names)
+    return (await connection.execute(select(*columns).where(BATCHES.c.part_of.in_(chains)))).all()
 
 
 @dataclass(frozen=True, slots=True)

@@ -442,7 +442,13 @@ async def test_a_chain_costs_what_its_parts_cost_also_if_its_first_stage_has_no_
     as_part = ChainPart(batch_id=part.id, chain_id=chain.id, stage=1, ordinals=ordinals)
     await priced.chains.add_part(as_part, file, part, epoch=1)
     await begin(priced, part.id)
+    (lease,) = await priced.chunks.claim(model=MODEL, owner="a", lease_seconds=60)
+    await priced.chunks.record_progress(lease, completed=4, failed=0, usage=USAGE)
     for batch_id in (part.id, chain.id):
+        # So far it is that of the parts that run, and then of those that have ended.
+        found = await priced.batches.get(chain.id)
+        listed = [each.batch for each in (await priced.overview.batches(Asked())).batches]
+        assert [each.cost for each in listed if each.id == chain.id] == [found.cost] == [cost]
         await priced.batches.advance(batch_id, S.IN_PROGRESS, S.FINALIZING)
         await finish(priced, batch_id, S.COMPLETED, **DONE)
     found = await priced.batches.get(chain.id)
