@@ -41,9 +41,10 @@ class Span:
     @property
     def traceparent(self) -> str | None:
         """What names this span to others, as in the W3C's header; None where tracing is off."""
-        if self._span is None:
+        context = None if self._span is None else self._span.get_span_context()
+        # With OTEL_SDK_DISABLED a span has the id 0, which the header must not have.
+        if context is None or not context.is_valid:
             return None
-        context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def note(self, **attributes: Value | None) -> None:
