@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Double, Index, delete, insert, select, tuple_
+from sqlalchemy import Double, Index, delete, insert, literal, select, tuple_
 from sqlmodel import Field
 
 from batchyard.lifecycle import BatchStatus
@@ -89,7 +89,11 @@ class StatusChanges(Aggregate):
 
 
 async def note_change(connection: AsyncConnection, batch_id: str, status: BatchStatus) -> None:
-    """The batch enters ``status`` in this transaction."""
-    await connection.execute(
-        insert(_CHANGES).values(batch_id=batch_id, status=status.value, at=clock())
-    )
+    """The batch, whose row is there, enters ``status`` in this transaction.
+
+    Nothing is reported of the parts of a chain: it is one batch.
+    """
+    is_no_part = BATCHES.c.id == batch_id, BATCHES.c.part_of.is_(None)
+    change = select(BATCHES.c.id, literal(status.value), clock()).where(*is_no_part)
+    columns = (_CHANGES.c.batch_id, _CHANGES.c.status, _CHANGES.c.at)
+    await connection.execute(insert(_CHANGES).from_select(columns, change))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.chains import Stage
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from tests.contract.store.samples import (
@@ -50,6 +51,13 @@ async def test_a_batch_that_expires_while_it_waits_is_noted(store: Store) -> Non
     batch = await store.batches.create(new_batch(window_seconds=OVERDUE))
     await expire_overdue(store)
     assert await _noted(store) == [(batch.id, S.VALIDATING), (batch.id, S.EXPIRED)]
+
+
+async def test_a_chain_is_noted_and_its_parts_are_not(store: Store) -> None:
+    """For who reacts to its end, it is one batch."""
+    chain = await batch_in(store, S.VALIDATING, then=(Stage("/v1/embeddings", "{}"),))
+    await batch_in(store, S.COMPLETED, part_of=chain.id)
+    assert await _noted(store) == [(chain.id, S.VALIDATING)]
 
 
 async def test_a_move_that_fails_is_not_noted(store: Store) -> None:
