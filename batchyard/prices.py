@@ -22,6 +22,8 @@ MOST_AMOUNT: Final = 2**62
 the same: the database has no larger numbers than twice this."""
 _MILLION: Final = 1_000_000
 _HOUR_SECONDS: Final = 3600
+_SMALLEST_OF_SIX_DIGITS: Final = 1_000
+"""In billionths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,8 @@ NO_PRICES: Final = Prices()
 def money(billionths: int, currency: str) -> str:
     """For people: ``1.25 USD``; small amounts with as many digits as they need."""
     amount = billionths / BILLION
-    digits = 2 if amount == 0 or amount >= 1 else 6
+    small = 6 if billionths >= _SMALLEST_OF_SIX_DIGITS else 9
+    digits = 2 if amount == 0 or amount >= 1 else small
     return f"{amount:,.{digits}f} {currency.upper()}"
 
 

@@ -40,4 +40,6 @@ def test_sums_of_small_amounts_are_exact() -> None:
 def test_money_has_the_digits_that_it_needs() -> None:
     assert money(1234 * BILLION + BILLION // 2, "usd") == "1,234.50 USD"
     assert money(2_700_000, "eur") == "0.002700 EUR"
+    assert money(1_000, "eur") == "0.000001 EUR"
+    assert money(400, "eur") == "0.000000400 EUR"  # else it would look like nothing
     assert money(0, "usd") == "0.00 USD"
