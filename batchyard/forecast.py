@@ -15,7 +15,7 @@ import heapq
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard.hours import ALWAYS, OpenTime
 from batchyard.lengths import PROMPT_WORK
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _ROUNDING_SECONDS = 1e-3
 """What sums of floats may be off; without it, an exact second would be rounded up to the next."""
+_LATEST: Final = 253_402_214_400
+"""The last day of the year 9999: nobody could show a later time as a date. A client may allow two
+billion tokens for each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,8 @@ class Capacity:
 def forecast(
     work: Sequence[OpenWork], capacity: Mapping[str, Capacity], now: float
 ) -> dict[str, int]:
-    """The Unix second, rounded up, at which each batch will probably be done.
+    """The Unix second, rounded up, at which each batch will probably be done; :data:`_LATEST` for
+    all that is later.
 
     Paused batches, those with a model of which no capacity is known, and those that no hours in
     sight suffice for are not in the answer. Takes O(n log n) for n batches.
@@ -127,7 +131,7 @@ def forecast(
         for batch_id, seconds in _simulated(items, capacity.get(model), now):
             done[batch_id] = max(done.get(batch_id, 0.0), seconds + tails.get(batch_id, 0.0))
     return {
-        batch_id: math.ceil(now + seconds - _ROUNDING_SECONDS)
+        batch_id: min(_LATEST, math.ceil(now + seconds - _ROUNDING_SECONDS))
         for batch_id, seconds in done.items()
         if batch_id not in unknown and seconds < math.inf
     }

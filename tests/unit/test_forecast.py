@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import groupby
 
@@ -341,3 +342,10 @@ def test_averages_that_do_not_fit_together_make_no_engine_that_stands_still() ->
     items = [replace(work("x", 900), remaining_work=200.0, remaining_prompts=800.0)]
     odd = Capacity(90, 1, work_per_second=20.0, prompt_tokens_per_second=200.0, prompt_weight=0.0)
     assert seconds_until_done(items, {"qwen": odd}) == {"x": 10}
+
+
+def test_a_forecast_can_be_shown_as_a_date_however_far_away_it_is() -> None:
+    """A client's lines may allow two billion tokens each; rounded up to a minute as well."""
+    items = [work("x", 50_000 * 2.0**31), work("y", 1e30, tenant="b")]
+    for eta in forecast(items, TEN_A_SECOND, NOW).values():
+        assert datetime.fromtimestamp(eta + 60, UTC).year == 9999
