@@ -30,6 +30,7 @@ from batchyard.batch_options import OnInvalid
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RecordNotFound, RequestRefused, StorageError
 from batchyard.files.upload import FileUse, upload_file
+from batchyard.framing import read_lines
 from batchyard.page.failures import Group, grouped_refusals
 from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute, shell
@@ -192,7 +193,7 @@ async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
             place = LocalFile(path)
             assumptions = Assumptions(of_client=True, offer=await services.find_offer(()))
             found = await estimate_file(services.settings, place, assumptions, find_lengths)
-            endpoint = await in_thread(_first_url, path)
+            endpoint = await in_thread(first_url, path)
         except StorageError as error:
             raise ApiError(404, f"The file cannot be read: {error}") from None
     known = Known()
@@ -211,14 +212,14 @@ async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
     )
 
 
-def _first_url(path: Path) -> str:
-    """What the first line names, which is what nearly all files name in each."""
+def first_url(path: Path) -> str:
+    """What the first line names, which is what nearly all files name in each; empty: nothing."""
     with path.open("rb") as file:
-        line = file.readline(_LONGEST_FIRST_LINE)
+        line = next(read_lines(file, _LONGEST_FIRST_LINE), None)
     try:
-        return msgspec.json.decode(line, type=_Line).url
-    except msgspec.DecodeError:
-        return ""
+        return msgspec.json.decode((line and line.data) or b"", type=_Line).url
+    except (ValueError, RecursionError):
+        return ""  # the estimate says what is wrong with the line
 
 
 def _facts(found: Estimate, known: Known) -> list[tuple[str, str]]:

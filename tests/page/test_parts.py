@@ -17,6 +17,7 @@ from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.failures import find, grouped_refusals
+from batchyard.page.new_batch import first_url
 from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, percent, size
@@ -141,6 +142,27 @@ def test_a_line_with_several_errors_is_named_once() -> None:
     (group,) = grouped_refusals([*errors, BatchError("missing", "No.")])
     assert (group.count, [line.number for line in group.lines]) == (18, list(range(3, 15)))
     assert group.more == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "url"),
+    [
+        (b'{"url": "/v1/embeddings"}\n{"url": "/v1/completions"}', "/v1/embeddings"),
+        (b'\xef\xbb\xbf{"url": "/v1/embeddings"}', "/v1/embeddings"),
+        (b' \r\n\n{"url": "/v1/embeddings"}', "/v1/embeddings"),
+        (b'{"url": "\xff"}', ""),
+        (b'{"body": %b%b}' % (b"[" * 5000, b"]" * 5000), ""),
+        (b"", ""),
+    ],
+    ids=["plain", "with a BOM", "blank lines", "no UTF-8", "deep", "empty"],
+)
+def test_the_endpoint_to_offer_is_that_of_the_first_line(
+    tmp_path: Path, content: bytes, url: str
+) -> None:
+    """A bad line names none, and does not hide what the estimate says of it."""
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(content)
+    assert first_url(file) == url
 
 
 async def test_blank_lines_count_for_the_numbers_of_failed_lines(services: Services) -> None:
