@@ -155,7 +155,7 @@ async def _estimate_page(
 
     async def ask() -> EstimatePage:
         async with _TURNS.turn(caller.tenant):
-            return await _estimate(caller.services, file)
+            return await estimate_of(caller.services, file)
 
     # A file never changes, but rates do: the answer is kept for as long as others are.
     found = await answers_of(request).get(("estimate", file.tenant, file.id), ask)
@@ -181,7 +181,12 @@ async def _file(caller: Caller, file_id: str) -> FileRecord:
     return file
 
 
-async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
+async def estimate_of(services: Services, file: FileRecord) -> EstimatePage:
+    """What the page shows of the file.
+
+    Raises :class:`~batchyard.errors.RecordNotFound` for one that was deleted meanwhile, and
+    :class:`~batchyard.errors.StorageError`.
+    """
     # NumPy is needed here and nowhere else in this process.
     from batchyard.steps.estimate import Assumptions, estimate_file  # noqa: PLC0415 - see above
     from batchyard.steps.known_model import Known, known_in  # noqa: PLC0415 - see above
@@ -194,8 +199,11 @@ async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
             assumptions = Assumptions(of_client=True, offer=await services.find_offer(()))
             found = await estimate_file(services.settings, place, assumptions, find_lengths)
             endpoint = await in_thread(first_url, path)
-        except StorageError as error:
-            raise ApiError(404, f"The file cannot be read: {error}") from None
+        except StorageError:
+            # If it was deleted meanwhile, that is what to say. Otherwise the message is for the
+            # log: it names places of the installation.
+            await services.store.files.get(file.id, file.tenant)
+            raise
     known = Known()
     if found.model is not None:
         known = await known_in(services.store, services.settings, found.model)

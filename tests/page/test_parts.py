@@ -12,17 +12,19 @@ import pytest
 from sqlalchemy import update
 
 from batchyard.batch_error import BatchError
+from batchyard.errors import RecordNotFound, StorageUnavailable
 from batchyard.page import static_files
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.failures import find, grouped_refusals
-from batchyard.page.new_batch import first_url
+from batchyard.page.new_batch import estimate_of, first_url
 from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, percent, size
 from batchyard.prices import Price, Prices
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
+from batchyard.storage.memory import MemoryStorage
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
 from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.store.batch.history import POINTS
@@ -163,6 +165,28 @@ def test_the_endpoint_to_offer_is_that_of_the_first_line(
     file = tmp_path / "in.jsonl"
     file.write_bytes(content)
     assert first_url(file) == url
+
+
+async def test_a_file_that_cannot_be_read_now_is_not_said_to_be_missing(
+    services: Services,
+) -> None:
+    """Nor is the place told where it is: that is for the log. A deleted file is missing."""
+    file = await services.store.files.create(
+        await samples.stored(services, ["{}"], "in.jsonl", "one")
+    )
+    away = replace(services, storage=Away())
+    with pytest.raises(StorageUnavailable):
+        await estimate_of(away, file)
+    await services.store.files.delete(file.id)
+    with pytest.raises(RecordNotFound):
+        await estimate_of(away, file)
+
+
+class Away(MemoryStorage):
+    """It cannot be reached."""
+
+    async def local_path(self, key: str, spool: Path) -> Path:  # noqa: ARG002 - as in the base
+        raise StorageUnavailable(f"s3://bucket-of-ours/{key} does not answer")
 
 
 async def test_blank_lines_count_for_the_numbers_of_failed_lines(services: Services) -> None:
