@@ -189,6 +189,32 @@ async def test_what_happens_is_seen_without_loading_again(
     tab.wait("document.querySelector('#batch .state').innerText === 'cancelling'")
 
 
+async def test_what_was_held_back_is_shown_afterwards(
+    tab: Tab, site: str, services: Services, keys: tuple[str, str]
+) -> None:
+    """Somebody has a field in their hands while the batch changes, and lets go of it."""
+    batch = await begun_batch(services.store, tenant="one")
+    await samples.earlier(services.store, batch, 2 * samples.HOUR)  # its age is in minutes
+    log_in(tab, site, keys[0])
+    tab.open(f"{site}/batches/{batch.id}")
+    tab.run(
+        "document.addEventListener('htmx:afterRequest', (event) =>"
+        "{ window.isSent = event.detail.xhr.responseText.includes('cancelling'); })"
+    )
+    tab.run("document.getElementById('priority').focus()")
+    tab.run(
+        "fetch(location.pathname + '/cancel', { method: 'POST', body: new URLSearchParams("
+        "{ csrf: document.querySelector('[name=csrf]').value }) }).then(() => true)"
+    )
+    look = "htmx.trigger(document.body, 'look')"
+    tab.wait(f"({look}, window.isSent)")
+    assert tab.text("#batch .state") == "waiting"
+    tab.run("document.activeElement.blur(); window.isSent = false")
+    # The next look, and none after it: in a minute, the batch's age would differ too.
+    tab.wait(f"({look}, window.isSent)")
+    assert tab.text("#batch .state") == "cancelling"
+
+
 async def test_what_is_replaced_gives_the_focus_back(
     tab: Tab, site: str, services: Services, operator_key: str
 ) -> None:

@@ -10,20 +10,24 @@ function look() {
   if (document.visibilityState === "visible") htmx.trigger(document.body, "look");
 }
 
-const versions = new Map(); // what each part showed last, by its URL
+const versions = new Map(); // what each part shows, by its URL
 
 document.addEventListener("htmx:beforeSwap", (event) => {
   const { xhr, requestConfig, target } = event.detail;
-  if (requestConfig.triggeringEvent?.type !== "look") return;
+  if (requestConfig.triggeringEvent?.type !== "look") {
+    versions.clear(); // a part shows what a person asked for
+    return;
+  }
   // Nothing new: what is selected or focused stays as it is.
   const key = requestConfig.path;
-  if (versions.get(key) === xhr.responseText && xhr.status === 200) event.detail.shouldSwap = false;
-  versions.set(key, xhr.responseText);
+  if (versions.get(key) === xhr.responseText) event.detail.shouldSwap = false;
   if (target.contains(document.activeElement) && document.activeElement.matches("input, select"))
     event.detail.shouldSwap = false; // somebody is filling a form in it
   const selection = document.getSelection();
   if (!selection.isCollapsed && target.contains(selection.anchorNode))
     event.detail.shouldSwap = false; // somebody is copying from it
+  // Only what is shown: what was held back is shown by a later look.
+  if (event.detail.shouldSwap) versions.set(key, xhr.responseText);
 });
 
 // The columns scroll sideways on small screens, and stay where they were.
