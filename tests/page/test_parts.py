@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.failures import find, grouped_refusals
+from batchyard.page.html import render
 from batchyard.page.new_batch import estimate_of, first_url
 from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
@@ -245,6 +247,22 @@ async def test_behind_the_last_page_is_the_last_one(services: Services) -> None:
     assert (table.shown, table.query, table.next) == ("5–6", "?show=all&page=2", None)
     shown, listing = await read_page(store.overview, Asked(tenant="nobody", page=9))
     assert (shown.page, listing.total) == (9, 0)
+
+
+@pytest.mark.parametrize("is_descending", [True, False])
+async def test_the_pages_of_the_table_are_named_alike_in_every_order(
+    services: Services, *, is_descending: bool
+) -> None:
+    """With the oldest first, what comes next is newer."""
+    store = services.store
+    await samples.many(store, 5)
+    asked = Asked(show=Show.ALL, page=1, limit=2, is_descending=is_descending)
+    table = table_of(asked, await store.overview.batches(asked), await store.database.now())
+    shown = bytes(render("parts/batches.html", table=table, caller=None).body).decode()
+    assert re.findall(r'id="(previous|next)"[^>]*>([^<]*)<', shown) == [
+        ("previous", "Previous"),
+        ("next", "Next"),
+    ]
 
 
 async def test_the_table_has_costs_so_far_and_costs(services: Services) -> None:
