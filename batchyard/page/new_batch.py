@@ -36,7 +36,7 @@ from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute, shell
 from batchyard.page.routes import answers_of
 from batchyard.page.words import compact, count, percent, short_duration, size
-from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch
+from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch, parse_window
 from batchyard.steps.known_lengths import read_lengths
 from batchyard.storage.local_file import LocalFile
 from batchyard.tenant_turns import TenantTurns
@@ -46,6 +46,7 @@ from batchyard.turns import BACKGROUND_WINDOW
 if TYPE_CHECKING:
     from batchyard.api.auth import Caller
     from batchyard.services.services import Services
+    from batchyard.settings import Settings
     from batchyard.steps.estimate import Estimate
     from batchyard.steps.known_model import Known
     from batchyard.store import FileRecord
@@ -165,10 +166,23 @@ async def _estimate_page(
         "estimate.html",
         estimate=found,
         endpoints=[*ENDPOINTS, MIXED_ENDPOINTS],
-        windows=_WINDOWS,
+        windows=windows_of(caller.services.settings),
         message=message,
         status=400 if message else 200,
     )
+
+
+def windows_of(settings: Settings) -> list[str]:
+    """The completion windows to choose from: those that may be asked for here."""
+
+    def may_be(window: str) -> bool:
+        try:
+            parse_window(window, settings)
+        except RequestRefused:
+            return False
+        return True
+
+    return list(filter(may_be, _WINDOWS))
 
 
 async def _file(caller: Caller, file_id: str) -> FileRecord:

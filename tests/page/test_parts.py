@@ -20,12 +20,13 @@ from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.failures import find, grouped_refusals
 from batchyard.page.html import render
-from batchyard.page.new_batch import estimate_of, first_url
+from batchyard.page.new_batch import estimate_of, first_url, windows_of
 from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, percent, size
 from batchyard.prices import Price, Prices
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
+from batchyard.settings import read_settings
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
 from batchyard.store.batch.filters import Asked, Show, Sort
@@ -167,6 +168,14 @@ def test_the_endpoint_to_offer_is_that_of_the_first_line(
     file = tmp_path / "in.jsonl"
     file.write_bytes(content)
     assert first_url(file) == url
+
+
+@pytest.mark.parametrize(
+    ("days", "longest"), [(30, ["72h", "7d"]), (3, ["24h", "72h"]), (1, ["6h", "24h"])]
+)
+def test_no_window_is_offered_that_is_refused(days: int, longest: list[str]) -> None:
+    settings = read_settings(max_window_days=days)
+    assert windows_of(settings)[-3:] == [*longest, "background"]
 
 
 async def test_a_file_that_cannot_be_read_now_is_not_said_to_be_missing(
