@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from batchyard.errors import RecordNotFound, StorageError
-from batchyard.framing import custom_id_of
+from batchyard.errors import ObjectNotFound, RecordNotFound, StorageError
+from batchyard.framing import custom_id_of, read_lines
 from batchyard.lifecycle import TERMINAL
-from batchyard.results import Outcome
+from batchyard.results import LineHead, Outcome, head_of
 from batchyard.services.keys import chunk_prefix
-from batchyard.services.segments import decode_entries
+from batchyard.services.segments import decode_entries, read_object
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +37,7 @@ _MOST_SEGMENTS: Final = 24
 _SEGMENT_BYTES: Final = 1024**2
 _ANSWERS: Final = 5
 _MOST_TEXT_CHARS: Final = 2_000
+_UNKNOWN: Final = LineHead("", -1)
 _decode = msgspec.json.Decoder().decode
 
 
@@ -99,7 +102,7 @@ async def find(services: Services, batch: BatchRecord) -> Findings:
         if batch.status in TERMINAL:
             return await _of_files(services, batch)
         return await _of_segments(services, batch)
-    except (StorageError, RecordNotFound, msgspec.DecodeError):
+    except (StorageError, msgspec.DecodeError):
         return Findings()
 
 
@@ -113,39 +116,74 @@ def grouped_refusals(errors: Iterable[BatchError]) -> list[Group]:
 
 
 async def _of_files(services: Services, batch: BatchRecord) -> Findings:
-    groups, is_partial = [], False
-    if batch.error_file_id is not None:
-        found, is_partial = await _head_of(services, batch.error_file_id, MOST_BYTES)
-        lines = [line for line in found if line.strip()]
-        numbers = await _numbers(services, batch, [custom_id_of(line) for line in lines])
-        groups = _grouped((line, numbers.get(custom_id_of(line))) for line in lines)
-    answers: list[Answer] = []
-    if batch.output_file_id is not None:
-        found, _ = await _head_of(services, batch.output_file_id, _SEGMENT_BYTES // 4)
-        answers = [_answer(line) for line in found[:_ANSWERS] if line.strip()]
-    return Findings(groups, is_partial, answers)
+    errors = await _head_of(services, batch.error_file_id, MOST_BYTES)
+    groups: list[Group] = []
+    if errors.data:
+        source = await _head_of(services, batch.input_file_id, _INPUT_BYTES)
+        # In a thread: it takes a fraction of a second, in which others want answers.
+        groups = await in_thread(_groups_in, errors.lines, source.data)
+    output = await _head_of(services, batch.output_file_id, _SEGMENT_BYTES // 4)
+    answers = [_answer(line) for line in output.lines[:_ANSWERS]]
+    return Findings(groups, errors.is_cut, answers)
 
 
-async def _numbers(services: Services, batch: BatchRecord, custom_ids: list[str]) -> dict[str, int]:
-    """The numbers of lines, as far as the beginning of the input has them."""
-    if not custom_ids:
-        return {}
-    wanted = set(custom_ids)
-    lines, _ = await _head_of(services, batch.input_file_id, _INPUT_BYTES)
-    found = (
-        (custom_id_of(line), number) for number, line in enumerate(lines, start=1) if line.strip()
-    )
-    return {custom_id: number for custom_id, number in found if custom_id in wanted}
+class _Head(NamedTuple):
+    """The beginning of a file. ``is_cut``: there is more of it."""
+
+    data: bytes = b""
+    is_cut: bool = False
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Those that are whole, without blank ones."""
+        lines = self.data.split(b"\n")
+        return [line for line in (lines[:-1] if self.is_cut else lines) if line.strip()]
 
 
-async def _head_of(services: Services, file_id: str, most_bytes: int) -> tuple[list[bytes], bool]:
-    """The whole lines at the beginning of a file, also blank ones, and whether there are more."""
-    file = await services.store.files.get(file_id)
-    stop = min(file.size_bytes, most_bytes)
-    data = b"".join([part async for part in services.storage.get(file.storage_key, stop=stop)])
-    is_cut = stop < file.size_bytes
-    lines = data.split(b"\n")
-    return lines[:-1] if is_cut else lines, is_cut
+async def _head_of(services: Services, file_id: str | None, most_bytes: int) -> _Head:
+    """Nothing of a file that was deleted, or that the batch does not have."""
+    if file_id is None:
+        return _Head()
+    try:
+        file = await services.store.files.get(file_id)
+        stop = min(file.size_bytes, most_bytes)
+        data = await read_object(services.storage, file.storage_key, stop=stop)
+    except (RecordNotFound, ObjectNotFound):
+        return _Head()
+    return _Head(data, stop < file.size_bytes)
+
+
+def _groups_in(errors: list[bytes], source: bytes) -> list[Group]:
+    return _grouped(zip(errors, _numbers(errors, source), strict=True))
+
+
+def _numbers(errors: list[bytes], source: bytes) -> list[int | None]:
+    """The numbers of the lines, as far as the beginning of the input has them.
+
+    Those that were left out know how many requests were before theirs. They may have no name, or
+    that of another line: of several with one name, the first is the one that has run.
+    """
+    heads = [_line_head(line) for line in errors]
+    names = {head.name for head in heads if head.refused is None}
+    ordinals = {head.refused for head in heads}
+    by_name: dict[str, int] = {}
+    by_ordinal: dict[int, int] = {}
+    for ordinal, line in enumerate(read_lines(BytesIO(source), len(source))):
+        if ordinal in ordinals:
+            by_ordinal[ordinal] = line.number
+        if (custom_id := custom_id_of(line.data or b"")) in names:
+            by_name.setdefault(custom_id, line.number)
+    return [
+        by_name.get(head.name) if head.refused is None else by_ordinal.get(head.refused)
+        for head in heads
+    ]
+
+
+def _line_head(line: bytes) -> LineHead:
+    try:
+        return head_of(line)
+    except ValueError:
+        return _UNKNOWN
 
 
 async def _of_segments(services: Services, batch: BatchRecord) -> Findings:
@@ -166,7 +204,7 @@ async def _of_segments(services: Services, batch: BatchRecord) -> Findings:
                     errors.append(line)
                 elif index in newest:
                     answers.append(line)
-    groups = _grouped((line, None) for line in errors)
+    groups = await in_thread(_grouped, [(line, None) for line in errors])
     return Findings(
         groups, len(errors) < batch.failed, [_answer(line) for line in answers[-_ANSWERS:]]
     )

@@ -25,6 +25,7 @@ from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, percent, size
 from batchyard.prices import Price, Prices
+from batchyard.results import NoAnswerCode, refused, unanswered
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
 from batchyard.settings import read_settings
 from batchyard.storage.memory import MemoryStorage
@@ -212,6 +213,43 @@ async def test_blank_lines_count_for_the_numbers_of_failed_lines(services: Servi
     numbers = {line.custom_id: line.number for line in group.lines}
     assert (group.count, numbers["item-4"], numbers["item-94"]) == (7, 2, 5)
     assert numbers["item-184"] is None
+
+
+async def test_errors_and_answers_are_shown_although_the_input_was_deleted(
+    services: Services,
+) -> None:
+    """Only the numbers of lines are in the input."""
+    batch = await samples.ended(services, "x", tenant="one")
+    await services.store.files.delete(batch.input_file_id)
+    found = await find(services, batch)
+    (group,) = found.groups
+    assert [line.custom_id for line in group.lines][:2] == ["item-4", "item-94"]
+    assert {line.number for line in group.lines} == {None}
+    assert found.answers
+
+
+async def test_each_line_that_was_left_out_has_its_own_number(services: Services) -> None:
+    """They may have no name, or that of a line that has run."""
+    batch = await samples.ended(services, "x", tenant="one")
+    source = ["{", "", '{"custom_id": "a"}', "{", '{"custom_id": "a"}', '{"custom_id": "a"}']
+    left_out = ((0, None), (2, None), (3, "a"), (4, "a"))
+    failed = [
+        refused(batch.id, ordinal, name, "duplicate_custom_id" if name else "bad", "No.").line
+        for ordinal, name in left_out
+    ]
+    failed.append(unanswered("a", NoAnswerCode.TIMEOUT).line)
+    lines = {
+        "input_file_id": source,
+        "error_file_id": [line.decode().rstrip("\n") for line in failed],
+    }
+    for column, content in lines.items():
+        file = await services.store.files.create(
+            await samples.stored(services, content, "x.jsonl", "one")
+        )
+        await rewrite(services.store, batch.id, **{column: file.id})
+    found = await find(services, await services.store.batches.get(batch.id))
+    numbers = {group.code: [line.number for line in group.lines] for group in found.groups}
+    assert numbers == {"bad": [1, 4], "duplicate_custom_id": [5, 6], "request_timeout": [3]}
 
 
 async def test_failed_lines_of_a_running_batch_have_no_numbers(services: Services) -> None:
