@@ -7,7 +7,9 @@ megabytes of its files. Neither is all of a large batch, and the page says so.
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,7 +25,7 @@ from batchyard.services.segments import decode_entries, read_object
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from batchyard.batch_error import BatchError
     from batchyard.services.services import Services
@@ -102,8 +104,8 @@ async def find(services: Services, batch: BatchRecord) -> Findings:
         if batch.status in TERMINAL:
             return await _of_files(services, batch)
         return await _of_segments(services, batch)
-    except (StorageError, msgspec.DecodeError):
-        return Findings()
+    except (StorageError, ValueError, RecursionError):
+        return Findings()  # it cannot be read now, or is damaged
 
 
 def grouped_refusals(errors: Iterable[BatchError]) -> list[Group]:
@@ -195,12 +197,9 @@ async def _of_segments(services: Services, batch: BatchRecord) -> Findings:
         keys = [key async for key in services.storage.list(chunk_prefix(batch.id, index))]
         for key in sorted(keys, reverse=True)[:budget]:
             budget -= 1
-            data = b"".join([part async for part in services.storage.get(key, stop=_SEGMENT_BYTES)])
-            if len(data) == _SEGMENT_BYTES:
-                continue  # it may be cut in the middle of an entry
-            for entry in decode_entries(data):
-                line = data[entry.position : entry.position + entry.length]
-                if entry.outcome is Outcome.ERROR:
+            data = await read_object(services.storage, key, stop=_SEGMENT_BYTES)
+            for outcome, line in _whole_lines(data):
+                if outcome is Outcome.ERROR:
                     errors.append(line)
                 elif index in newest:
                     answers.append(line)
@@ -208,6 +207,16 @@ async def _of_segments(services: Services, batch: BatchRecord) -> Findings:
     return Findings(
         groups, len(errors) < batch.failed, [_answer(line) for line in answers[-_ANSWERS:]]
     )
+
+
+def _whole_lines(segment: bytes) -> Iterator[tuple[Outcome, bytes]]:
+    """Those at the beginning of a segment, which may be cut or damaged behind them."""
+    with suppress(struct.error, ValueError):
+        for entry in decode_entries(segment):
+            end = entry.position + entry.length
+            if end > len(segment):
+                return
+            yield entry.outcome, segment[entry.position : end]
 
 
 def _grouped(lines: Iterable[tuple[bytes, int | None]]) -> list[Group]:

@@ -25,8 +25,10 @@ from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, percent, size
 from batchyard.prices import Price, Prices
-from batchyard.results import NoAnswerCode, refused, unanswered
+from batchyard.results import NoAnswerCode, answered, refused, unanswered
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
+from batchyard.services.keys import chunk_prefix
+from batchyard.services.segments import encode_entry, put_bytes
 from batchyard.settings import read_settings
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
@@ -250,6 +252,23 @@ async def test_each_line_that_was_left_out_has_its_own_number(services: Services
     found = await find(services, await services.store.batches.get(batch.id))
     numbers = {group.code: [line.number for line in group.lines] for group in found.groups}
     assert numbers == {"bad": [1, 4], "duplicate_custom_id": [5, 6], "request_timeout": [3]}
+
+
+@pytest.mark.parametrize("behind", ["cut", "damaged"])
+async def test_lines_are_shown_that_stand_before_the_end_of_what_is_read(
+    services: Services, behind: str
+) -> None:
+    """Of a segment of a running batch. Fast engines write more than a mebibyte at a time."""
+    batch = await samples.running(services, "x", owner="r", failed=0.0)
+    answer = answered("a", "req", 200, b'{"choices":[{"message":{"content":"%b"}}]}' % (b"x" * 100))
+    error = unanswered("e", NoAnswerCode.TIMEOUT)
+    lines = [encode_entry(0, answer), encode_entry(1, error)]
+    rest = [encode_entry(2, answer)] * 6_000 if behind == "cut" else [lines[0][:20]]
+    key = f"{chunk_prefix(batch.id, 0)}000001-000001-x"
+    await put_bytes(services.storage, key, [*lines, *rest])
+    found = await find(services, batch)
+    assert [group.code for group in found.groups] == ["request_timeout"]
+    assert found.answers
 
 
 async def test_failed_lines_of_a_running_batch_have_no_numbers(services: Services) -> None:
