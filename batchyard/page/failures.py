@@ -22,6 +22,7 @@ from batchyard.lifecycle import TERMINAL
 from batchyard.results import LineHead, Outcome, head_of
 from batchyard.services.keys import chunk_prefix
 from batchyard.services.segments import decode_entries, read_object
+from batchyard.tenant_turns import TenantTurns
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _SEGMENT_BYTES: Final = 1024**2
 _ANSWERS: Final = 5
 _MOST_TEXT_CHARS: Final = 2_000
 _UNKNOWN: Final = LineHead("", -1)
+_TURNS: Final = TenantTurns(4)
+"""Each has up to 50 MB, and a tenant may look at hundreds of batches at once."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -100,12 +103,13 @@ async def find(services: Services, batch: BatchRecord) -> Findings:
     """Failed lines and answers of the batch. Files that no longer exist are left out."""
     if batch.errors and not batch.in_progress_at:
         return Findings(grouped_refusals(batch.errors))
-    try:
-        if batch.status in TERMINAL:
-            return await _of_files(services, batch)
-        return await _of_segments(services, batch)
-    except (StorageError, ValueError, RecursionError):
-        return Findings()  # it cannot be read now, or is damaged
+    async with _TURNS.turn(batch.tenant):
+        try:
+            if batch.status in TERMINAL:
+                return await _of_files(services, batch)
+            return await _of_segments(services, batch)
+        except (StorageError, ValueError, RecursionError):
+            return Findings()  # it cannot be read now, or is damaged
 
 
 def grouped_refusals(errors: Iterable[BatchError]) -> list[Group]:

@@ -41,7 +41,10 @@ from tests.page import samples
 from tests.page.screenshots import MADE_FROM, source_hash
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from batchyard.services.services import Services
+    from batchyard.storage.base import Storage
 
 VENDOR = Path(static_files.__file__).parent / "static" / "vendor"
 
@@ -269,6 +272,33 @@ async def test_lines_are_shown_that_stand_before_the_end_of_what_is_read(
     found = await find(services, batch)
     assert [group.code for group in found.groups] == ["request_timeout"]
     assert found.answers
+
+
+async def test_of_one_tenant_one_page_at_a_time_is_read(services: Services) -> None:
+    """Each has up to 50 MB: hundreds at once would fill the memory of the API."""
+    batches = [await samples.ended(services, str(n), tenant=str(n % 2)) for n in range(6)]
+    storage = Counting(services.storage)
+    counted = replace(services, storage=storage)
+    await asyncio.gather(*(find(counted, batch) for batch in batches))
+    assert storage.most == 2
+
+
+class Counting(MemoryStorage):
+    """How many objects of ``inner`` are read at once."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__()
+        self._inner = inner
+        self._now = self.most = 0
+
+    async def get(
+        self, key: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        async for part in self._inner.get(key, start=start, stop=stop):
+            yield part
+        self._now -= 1
 
 
 async def test_failed_lines_of_a_running_batch_have_no_numbers(services: Services) -> None:
