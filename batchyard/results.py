@@ -322,7 +322,7 @@ def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
     """``(body is JSON, its token usage)``; a usage of unknown shape counts nothing.
 
     Nor does a number that no engine can have counted: one below zero or above
-    :data:`MAX_TOKENS`.
+    :data:`MAX_TOKENS`. No more tokens were cached than read, or costs would be below zero.
     """
     try:
         usage = _decode_answer(body).usage
@@ -343,9 +343,10 @@ def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
     inputs = min(inputs + cache_read + _tokens(usage.cache_creation_input_tokens), MAX_TOKENS)
     in_details = usage.prompt_tokens_details or usage.input_tokens_details
     out_details = usage.completion_tokens_details or usage.output_tokens_details
+    cached = _tokens(in_details.cached_tokens) if in_details else cache_read
     return True, TokenUsage(
         input_tokens=inputs,
-        cached_tokens=_tokens(in_details.cached_tokens) if in_details else cache_read,
+        cached_tokens=min(cached, inputs),
         output_tokens=outputs,
         reasoning_tokens=_tokens(out_details.reasoning_tokens) if out_details else 0,
         total_tokens=total or min(inputs + outputs, MAX_TOKENS),

@@ -179,6 +179,12 @@ def test_the_other_numbers_of_an_odd_usage_count() -> None:
     assert answered("a", "r", 200, body).usage == TokenUsage(5, 0, 0, 0, 5)
 
 
+def test_no_more_of_a_prompt_is_cached_than_it_has() -> None:
+    """Some servers leave what was cached out of the prompt's tokens: it would cost less than 0."""
+    body = b'{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":900}}}'
+    assert answered("a", "r", 200, body).usage == TokenUsage(5, 5, 0, 0, 5)
+
+
 def test_a_total_that_is_added_up_stays_within_bounds() -> None:
     body = b'{"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % (MAX_TOKENS, MAX_TOKENS)
     assert answered("a", "r", 200, body).usage == TokenUsage(
