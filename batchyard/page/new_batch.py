@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -36,6 +34,7 @@ from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute, shell
 from batchyard.page.routes import answers_of
 from batchyard.page.words import compact, count, percent, short_duration, size
+from batchyard.services.local_copy import local_copy
 from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch, parse_window
 from batchyard.steps.known_lengths import read_lengths
 from batchyard.storage.local_file import LocalFile
@@ -44,6 +43,8 @@ from batchyard.threads import in_thread
 from batchyard.turns import BACKGROUND_WINDOW
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from batchyard.api.auth import Caller
     from batchyard.services.services import Services
     from batchyard.settings import Settings
@@ -205,19 +206,18 @@ async def estimate_of(services: Services, file: FileRecord) -> EstimatePage:
     from batchyard.steps.estimate import Assumptions, estimate_file  # noqa: PLC0415 - see above
     from batchyard.steps.known_model import Known, known_in  # noqa: PLC0415 - see above
 
-    with tempfile.TemporaryDirectory(dir=services.spool, prefix="estimate-") as folder:
-        try:
-            path = await services.storage.local_path(file.storage_key, Path(folder))
+    try:
+        async with local_copy(services, file.storage_key) as path:
             find_lengths = partial(read_lengths, services.store, file.tenant)
             place = LocalFile(path)
             assumptions = Assumptions(of_client=True, offer=await services.find_offer(()))
             found = await estimate_file(services.settings, place, assumptions, find_lengths)
             endpoint = await in_thread(first_url, path)
-        except StorageError:
-            # If it was deleted meanwhile, that is what to say. Otherwise the message is for the
-            # log: it names places of the installation.
-            await services.store.files.get(file.id, file.tenant)
-            raise
+    except StorageError:
+        # If it was deleted meanwhile, that is what to say. Otherwise the message is for the log:
+        # it names places of the installation.
+        await services.store.files.get(file.id, file.tenant)
+        raise
     known = Known()
     if found.model is not None:
         known = await known_in(services.store, services.settings, found.model)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import update
 
 from batchyard.batch_error import BatchError
-from batchyard.errors import RecordNotFound, StorageUnavailable
+from batchyard.errors import RecordNotFound, StorageError, StorageUnavailable
 from batchyard.page import static_files
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
@@ -194,6 +194,9 @@ async def test_a_file_that_cannot_be_read_now_is_not_said_to_be_missing(
     away = replace(services, storage=Away())
     with pytest.raises(StorageUnavailable):
         await estimate_of(away, file)
+    # As where the disk is full: no folder can be made there.
+    with pytest.raises(StorageError):
+        await estimate_of(replace(services, spool=services.spool / "nowhere"), file)
     await services.store.files.delete(file.id)
     with pytest.raises(RecordNotFound):
         await estimate_of(away, file)
