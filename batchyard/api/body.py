@@ -142,15 +142,21 @@ def parse_large_object(data: bytes) -> dict[str, Any]:
 
     Values need up to fifty times the memory of their text, so they are counted before any is made.
     """
-    if len(data) > MAX_JSON_BYTES:
-        nodes = data.count(b"{") + data.count(b"[") + data.count(b":")
-        if nodes > _MOST_NODES or data.count(b",") > _MOST_VALUES:
-            raise ApiError(
-                413,
-                f"A JSON body may have {_MOST_VALUES} values, and {_MOST_NODES} objects, arrays "
-                "and keys: send less at a time.",
-            )
+    if has_too_many_values(data):
+        raise ApiError(
+            413,
+            f"A JSON body may have {_MOST_VALUES} values, and {_MOST_NODES} objects, arrays "
+            "and keys: send less at a time.",
+        )
     return parse_object(data)
+
+
+def has_too_many_values(data: bytes) -> bool:
+    """Whether a process that serves others must not parse this JSON."""
+    if len(data) <= MAX_JSON_BYTES:
+        return False
+    nodes = data.count(b"{") + data.count(b"[") + data.count(b":")
+    return nodes > _MOST_NODES or data.count(b",") > _MOST_VALUES
 
 
 def refuse_depth(values: dict[str, Any], data: bytes) -> None:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from batchyard.api.auth import allowed, refuse_nul
-from batchyard.api.body import body_stream
+from batchyard.api.body import body_stream, has_too_many_values
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.files import read_form as file_form
 from batchyard.api.session import (
@@ -199,8 +199,8 @@ async def _file(caller: Caller, file_id: str) -> FileRecord:
 async def estimate_of(services: Services, file: FileRecord) -> EstimatePage:
     """What the page shows of the file.
 
-    Raises :class:`~batchyard.errors.RecordNotFound` for one that was deleted meanwhile, and
-    :class:`~batchyard.errors.StorageError`.
+    Raises 413 for lines with millions of values, :class:`~batchyard.errors.RecordNotFound` for a
+    file that was deleted meanwhile, and :class:`~batchyard.errors.StorageError`.
     """
     # NumPy is needed here and nowhere else in this process.
     from batchyard.steps.estimate import Assumptions, estimate_file  # noqa: PLC0415 - see above
@@ -208,6 +208,13 @@ async def estimate_of(services: Services, file: FileRecord) -> EstimatePage:
 
     try:
         async with local_copy(services, file.storage_key) as path:
+            number = await in_thread(_costly_line, path, services.settings.limits.max_line_bytes)
+            if number is not None:
+                raise ApiError(
+                    413,
+                    f"Line {number:,} of {file.filename} has too many values to be checked here: "
+                    "create the batch over the API.",
+                )
             find_lengths = partial(read_lengths, services.store, file.tenant)
             place = LocalFile(path)
             assumptions = Assumptions(of_client=True, offer=await services.find_offer(()))
@@ -232,6 +239,20 @@ async def estimate_of(services: Services, file: FileRecord) -> EstimatePage:
         and all(each.line is not None or each.code == "more_errors" for each in found.errors),
         endpoint=endpoint if endpoint in ENDPOINTS else MIXED_ENDPOINTS,
     )
+
+
+def _costly_line(path: Path, max_line_bytes: int) -> int | None:
+    """The number of the first line that this process must not parse: it would answer nobody else
+    for ten seconds, and need up to fifty times the memory of the line."""
+    with path.open("rb") as file:
+        return next(
+            (
+                line.number
+                for line in read_lines(file, max_line_bytes)
+                if has_too_many_values(line.data or b"")
+            ),
+            None,
+        )
 
 
 def first_url(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import update
 
+from batchyard.api.errors import ApiError
 from batchyard.batch_error import BatchError
 from batchyard.errors import RecordNotFound, StorageError, StorageUnavailable
 from batchyard.page import static_files
@@ -200,6 +202,23 @@ async def test_a_file_that_cannot_be_read_now_is_not_said_to_be_missing(
     await services.store.files.delete(file.id)
     with pytest.raises(RecordNotFound):
         await estimate_of(away, file)
+
+
+async def test_a_line_with_millions_of_values_is_not_checked_by_the_api(
+    services: Services,
+) -> None:
+    """It would stop all else there for seconds. What is as large and one text is no trouble."""
+    costly = '{"body": [%s[]]}' % ("[]," * 400_000)
+    large = json.dumps({"body": "x" * len(costly)})
+    for lines, is_refused in (([large, costly], True), ([large, "{}"], False)):
+        file = await services.store.files.create(
+            await samples.stored(services, lines, "in.jsonl", "one")
+        )
+        if not is_refused:
+            assert (await estimate_of(services, file)).bad_lines
+            continue
+        with pytest.raises(ApiError, match=r"Line 2 of in\.jsonl has too many values"):
+            await estimate_of(services, file)
 
 
 class Away(MemoryStorage):
