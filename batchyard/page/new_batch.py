@@ -33,7 +33,7 @@ from batchyard.page.failures import Group, grouped_refusals
 from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute, shell
 from batchyard.page.routes import answers_of
-from batchyard.page.words import compact, count, percent, short_duration, size
+from batchyard.page.words import compact, count, percent, short, short_duration, size
 from batchyard.services.local_copy import local_copy
 from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch, parse_window
 from batchyard.steps.known_lengths import read_lengths
@@ -57,6 +57,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 _SEE_OTHER: Final = 303
 _WINDOWS: Final = ("1h", "6h", "24h", "72h", "7d", BACKGROUND_WINDOW)
 _LONGEST_FIRST_LINE: Final = 1024**2
+_MOST_MODEL_CHARS: Final = 200
 _TURNS: Final = TenantTurns(1)
 """An estimate takes a core for up to a minute, and the API has other requests to answer."""
 
@@ -268,7 +269,8 @@ def first_url(path: Path) -> str:
 def _facts(found: Estimate, known: Known) -> list[tuple[str, str]]:
     facts = [
         ("Lines", count(found.requests)),
-        ("Model", found.model or "none named"),
+        # What clients write there has any length, and answers stay in memory.
+        ("Model", short(found.model or "none named", _MOST_MODEL_CHARS)),
         ("Prompt tokens", f"about {compact(found.prompt_tokens)}"),
         ("Answer tokens", _answer_words(found)),
     ]

@@ -75,8 +75,13 @@ def name_of(batch: BatchRecord) -> str | None:
     for key in _NAME_KEYS:
         text = ((batch.metadata or {}).get(key) or "").strip()
         if text:
-            return text if len(text) <= _MOST_NAME_CHARS else f"{text[: _MOST_NAME_CHARS - 1]}…"
+            return short(text)
     return None
+
+
+def short(text: str, most_chars: int = _MOST_NAME_CHARS) -> str:
+    """The beginning of a name that is too long."""
+    return text if len(text) <= most_chars else f"{text[: most_chars - 1]}…"
 
 
 def model_of(batch: BatchRecord) -> str:

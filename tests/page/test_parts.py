@@ -204,6 +204,21 @@ async def test_a_file_that_cannot_be_read_now_is_not_said_to_be_missing(
         await estimate_of(away, file)
 
 
+async def test_an_estimate_shows_the_beginning_of_a_very_long_model(services: Services) -> None:
+    """It stays in memory with those of 255 other files."""
+    line = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": "m" * 100_000, "prompt": "Once"},
+    }
+    file = await services.store.files.create(
+        await samples.stored(services, [json.dumps(line)], "in.jsonl", "one")
+    )
+    facts = dict((await estimate_of(services, file)).facts)
+    assert facts["Model"] == "m" * 199 + "…"
+
+
 async def test_a_line_with_millions_of_values_is_not_checked_by_the_api(
     services: Services,
 ) -> None:
