@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard.endpoints import IN_VLLM, not_served_words
 from batchyard.logs import event_logger
+from batchyard.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
 
 log = event_logger(__name__)
+
+_SHOWN_CHARS: Final = 100
 
 
 async def check_offered(services: Services, model: str) -> None:
@@ -28,7 +31,8 @@ async def check_offered(services: Services, model: str) -> None:
     if await services.store.rates.knows(model):
         log.warning("model.not_offered_now", "It was served before: it may wait.", model=model)
         return
-    log.warning("model.not_offered", why_not.remedy, model=model)
+    # The name is a client's, has any length, and may be a prompt in the wrong place.
+    log.warning("model.not_offered", why_not.remedy, model=printable(model[:_SHOWN_CHARS], "?"))
     raise why_not
 
 

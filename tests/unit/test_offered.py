@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from batchyard.cli.prompt_counter import counter_of
 from batchyard.dispatch import OfferedModels, block_name
 from batchyard.endpoints import IN_VLLM
+from batchyard.errors import ModelNotFound
 from batchyard.settings import read_settings
 from batchyard.steps.deep_validation import NoCounter
+from batchyard.steps.offered import check_offered
 from tests.api import small_prefect
 
 if TYPE_CHECKING:
@@ -35,6 +38,26 @@ async def test_the_reason_names_the_model_and_the_block_to_make(prefect: SmallPr
     assert "org/B.1 is not offered" in str(why)
     assert "block" not in str(why)
     assert f"named {block_name('org/B.1')} " in why.remedy
+
+
+async def test_the_log_has_the_beginning_of_a_name_that_nobody_offers(
+    prefect: SmallPrefect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client writes it: a line may hold one of 32 MiB, and each batch would log it."""
+    prefect.models = ["a"]
+
+    async def never(_: str) -> bool:
+        return False
+
+    services = SimpleNamespace(
+        why_not_offered=OfferedModels().why_not,
+        store=SimpleNamespace(rates=SimpleNamespace(knows=never)),
+    )
+    with pytest.raises(ModelNotFound):
+        await check_offered(services, "m" * 100_000)  # type: ignore[arg-type]  # what it uses
+    (record,) = (each for each in caplog.records if "model.not_offered" in each.getMessage())
+    assert "m" * 100 in record.getMessage()
+    assert len(record.getMessage()) < 1000
 
 
 async def test_prefect_is_asked_again_only_for_what_it_did_not_offer(
