@@ -76,6 +76,7 @@ class EstimatePage:
     facts: list[tuple[str, str]]
     groups: list[Group]
     bad_lines: str
+    """A heading; empty: the file has no errors."""
     may_run: bool
     """Whether there are good lines, and nothing is wrong with the file as a whole."""
     endpoint: str
@@ -235,11 +236,18 @@ async def estimate_of(services: Services, file: FileRecord) -> EstimatePage:
         size=size(file.size_bytes),
         facts=_facts(found, known),
         groups=grouped_refusals(found.errors),
-        bad_lines=count(len(found.errors)) if found.errors else "",
+        bad_lines=_bad_words(found),
         may_run=found.requests > 0
         and all(each.line is not None or each.code == "more_errors" for each in found.errors),
         endpoint=endpoint if endpoint in ENDPOINTS else MIXED_ENDPOINTS,
     )
+
+
+def _bad_words(found: Estimate) -> str:
+    """How many lines are bad, of which the first errors are listed; or that the file is."""
+    if not found.bad_lines:
+        return "The file cannot be used" if found.errors else ""
+    return f"{count(found.bad_lines)} bad line{'' if found.bad_lines == 1 else 's'}"
 
 
 def _costly_line(path: Path, max_line_bytes: int) -> int | None:

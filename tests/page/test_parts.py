@@ -204,6 +204,25 @@ async def test_a_file_that_cannot_be_read_now_is_not_said_to_be_missing(
         await estimate_of(away, file)
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["no JSON"] * 1_500, "1,500 bad lines"),
+        (["no JSON"], "1 bad line"),
+        ([], "The file cannot be used"),
+    ],
+    ids=["many", "one", "none"],
+)
+async def test_an_estimate_counts_all_bad_lines(
+    services: Services, lines: list[str], words: str
+) -> None:
+    """Of which it lists the first thousand errors."""
+    file = await services.store.files.create(
+        await samples.stored(services, lines, "in.jsonl", "one")
+    )
+    assert (await estimate_of(services, file)).bad_lines == words
+
+
 async def test_an_estimate_shows_the_beginning_of_a_very_long_model(services: Services) -> None:
     """It stays in memory with those of 255 other files."""
     line = {
