@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from batchyard.page.words import compact, short_duration
+from batchyard.page.words import compact, line_count, short_duration
 from batchyard.store.batch.history import POINT_SECONDS
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def charts_of(
     ]
     fastest = max(each[0] for each in speeds)
     words = (
-        f"{batch.completed:,} answered and {batch.failed:,} failed of {batch.total:,} lines in "
+        f"{batch.completed:,} answered and {batch.failed:,} failed of {line_count(batch.total)} in "
         f"{short_duration(rows[-1].at - rows[0].at)}; up to {compact(fastest)} tokens a second."
     )
     return Charts(_json(flow), _json(speed), words)

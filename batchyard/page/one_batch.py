@@ -15,6 +15,7 @@ from batchyard.page.words import (
     clock_time,
     compact,
     count,
+    line_count,
     name_of,
     short_duration,
     size,
@@ -149,7 +150,7 @@ def _facts(listed: ListedBatch) -> list[tuple[str, str]]:
         ("Retry of", batch.retry_of or ""),
         (
             "Copies",
-            f"{count(batch.deduplicated_requests)} lines with the answer of an identical one",
+            f"{line_count(batch.deduplicated_requests)} with the answer of an identical one",
         )
         if batch.deduplicated_requests
         else ("Copies", ""),

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.page.words import NOTHING, clock_time, compact, count, percent, short_duration
+from batchyard.page.words import (
+    NOTHING,
+    clock_time,
+    compact,
+    count,
+    line_count,
+    percent,
+    short_duration,
+)
 from batchyard.store.batch.filters import Show
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 
@@ -41,7 +49,7 @@ def tiles_of(work: Work, now: float) -> list[Tile]:
             key="backlog",
             label="Backlog",
             value=compact(work.backlog_tokens),
-            detail=f"tokens, {count(work.backlog_requests)} lines",
+            detail=f"tokens, {line_count(work.backlog_requests)}",
             help="Estimated tokens, prompts and answers, of all lines without an answer.",
         ),
         *_speed(work),

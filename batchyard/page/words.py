@@ -25,6 +25,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def line_count(number: int) -> str:
+    """``1 line``, ``1,234 lines``."""
+    return f"{count(number)} line{'' if number == 1 else 's'}"
+
+
 def compact(number: float) -> str:
     """``950``, ``1.2 k``, ``34 M``: at most three digits and a unit."""
     for size, unit in _UNITS:
@@ -60,9 +65,8 @@ def clock_time(seconds: float, now: float) -> str:
 
 def short_duration(seconds: float) -> str:
     """``45 s``, ``16 min``, ``3 h 12 min``, ``6 d 23 h``: from a minute on without seconds."""
-    if 60 <= seconds < 3600:
-        return f"{seconds // 60:.0f} min"
-    return duration(max(0.0, seconds))
+    whole = max(0, round(seconds))
+    return f"{whole // 60} min" if 60 <= whole < 3600 else duration(whole)
 
 
 def ago(seconds: float) -> str:

@@ -25,7 +25,7 @@ from batchyard.page.html import render
 from batchyard.page.new_batch import estimate_of, first_url, windows_of
 from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
-from batchyard.page.words import compact, percent, size
+from batchyard.page.words import compact, line_count, percent, short_duration, size
 from batchyard.prices import Price, Prices
 from batchyard.results import NoAnswerCode, answered, refused, unanswered
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
@@ -143,6 +143,12 @@ def test_numbers_are_short_and_do_not_lie() -> None:
         "100 %",
         "–",
     ]
+
+
+def test_one_line_is_no_lines_and_no_minute_has_seconds() -> None:
+    assert [line_count(each) for each in (0, 1, 1_234)] == ["0 lines", "1 line", "1,234 lines"]
+    found = [short_duration(each) for each in (-3, 59.4, 59.7, 60, 3_599.4, 3_599.6)]
+    assert found == ["0 s", "59 s", "1 min", "1 min", "59 min", "1 h 0 min"]
 
 
 def test_sizes_have_the_units_of_bytes() -> None:
