@@ -26,7 +26,7 @@ from batchyard.api.session import (
 )
 from batchyard.batch_options import OnInvalid
 from batchyard.endpoints import ENDPOINTS
-from batchyard.errors import RecordNotFound, RequestRefused, StorageError
+from batchyard.errors import ObjectTooLarge, RecordNotFound, RequestRefused, StorageError
 from batchyard.files.upload import FileUse, upload_file
 from batchyard.framing import read_lines
 from batchyard.page.failures import Group, grouped_refusals
@@ -222,6 +222,10 @@ async def estimate_of(services: Services, file: FileRecord) -> EstimatePage:
             assumptions = Assumptions(of_client=True, offer=await services.find_offer(()))
             found = await estimate_file(services.settings, place, assumptions, find_lengths)
             endpoint = await in_thread(first_url, path)
+    except ObjectTooLarge:
+        # It was uploaded while more was allowed. The message names its place here.
+        most = services.settings.limits.max_bytes
+        raise ObjectTooLarge(f"The input of a batch may have {most} bytes.") from None
     except StorageError:
         # If it was deleted meanwhile, that is what to say. Otherwise the message is for the log:
         # it names places of the installation.

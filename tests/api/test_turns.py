@@ -122,7 +122,7 @@ async def test_a_tenants_estimates_delay_no_estimate_of_another_tenant(
     async def estimate(_: Services, file: Any) -> None:
         await work.do(file.tenant)
 
-    monkeypatch.setattr(new_batch, "_estimate", estimate)
+    monkeypatch.setattr(new_batch, "estimate_of", estimate)
     asked = [
         new_batch.estimate(file.id, request(), caller_of(services, tenant))
         for file, tenant in files.items()

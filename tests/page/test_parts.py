@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 from batchyard.api.errors import ApiError
 from batchyard.batch_error import BatchError
-from batchyard.errors import RecordNotFound, StorageError, StorageUnavailable
+from batchyard.errors import ObjectTooLarge, RecordNotFound, StorageError, StorageUnavailable
 from batchyard.page import static_files
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
@@ -31,7 +31,7 @@ from batchyard.results import NoAnswerCode, answered, refused, unanswered
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
 from batchyard.services.keys import chunk_prefix
 from batchyard.services.segments import encode_entry, put_bytes
-from batchyard.settings import read_settings
+from batchyard.settings import LimitSettings, read_settings
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
 from batchyard.store.batch.filters import Asked, Show, Sort
@@ -202,6 +202,9 @@ async def test_a_file_that_cannot_be_read_now_is_not_said_to_be_missing(
     away = replace(services, storage=Away())
     with pytest.raises(StorageUnavailable):
         await estimate_of(away, file)
+    few = services.settings.model_copy(update={"limits": LimitSettings(max_bytes=1)})
+    with pytest.raises(ObjectTooLarge, match=r"^The input of a batch may have 1 bytes\.$"):
+        await estimate_of(replace(services, settings=few), file)
     # As where the disk is full: no folder can be made there.
     with pytest.raises(StorageError):
         await estimate_of(replace(services, spool=services.spool / "nowhere"), file)
@@ -248,6 +251,8 @@ async def test_a_line_with_millions_of_values_is_not_checked_by_the_api(
     services: Services,
 ) -> None:
     """It would stop all else there for seconds. What is as large and one text is no trouble."""
+    settings = services.settings.model_copy(update={"limits": LimitSettings()})
+    services = replace(services, settings=settings)
     costly = '{"body": [%s[]]}' % ("[]," * 400_000)
     large = json.dumps({"body": "x" * len(costly)})
     for lines, is_refused in (([large, costly], True), ([large, "{}"], False)):
