@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import re
 from datetime import timedelta
@@ -73,8 +74,9 @@ async def stop(client: PrefectClient, prefix: str) -> None:
 
 
 def slug(prefix: str) -> str:
-    """The name of both."""
-    return "new-files-of-" + re.sub("[^a-z0-9]+", "-", prefix.lower()).strip("-")
+    """The name of both, and of no others: what the words leave out tells prefixes apart, too."""
+    words = re.sub("[^a-z0-9]+", "-", prefix.lower()).strip("-")
+    return f"new-files-of-{words}-{hashlib.sha256(prefix.encode()).hexdigest()[:8]}"
 
 
 async def main() -> None:
