@@ -97,6 +97,14 @@ def test_an_alert_says_what_to_do(rule: dict[str, dict[str, str]]) -> None:
     assert f"| `{rule['alert']}` |" in PAGE
 
 
+def test_what_is_to_be_done_about_failed_batches_shows_them() -> None:
+    """`batchyard list` alone has only batches that have not ended."""
+    (rule,) = (each for each in GROUP["rules"] if "BatchFailure" in each["alert"])
+    (row,) = (line for line in PAGE.splitlines() if f"`{rule['alert']}`" in line)
+    for words in (rule["annotations"]["action"], row):
+        assert "`batchyard list --all`" in words
+
+
 def test_panels_are_explained() -> None:
     assert all(panel["description"] for panel in DASHBOARD["panels"])
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
