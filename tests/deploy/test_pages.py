@@ -56,6 +56,25 @@ def test_the_table_of_settings_has_each_of_them_once() -> None:
     assert all(f"`{name}`" in MACHINES for name in OTHER_VARIABLES)
 
 
+def test_the_table_names_who_reads_what_runners_and_plans_need() -> None:
+    """Also the command line: `batchyard run` plans and runs in its own process."""
+    rows = [line.split("|") for line in MACHINES.splitlines() if line.startswith("| `")]
+    readers = {row[1].strip(" `").lower(): [cell.strip() for cell in row[2:6]] for row in rows}
+    of_runner, of_plan = read_in("runner/run.py", "runner/chunk.py"), read_in("steps/prepare.py")
+    assert {"order", "hang_seconds"} <= of_runner
+    assert "chunk_requests" in of_plan
+    # It has no idle runner: its own ends with the batch.
+    of_run = (of_runner | of_plan) - {"runner_idle_seconds"}
+    for number, names in ((1, of_plan), (2, of_runner), (3, of_run)):
+        assert [name for name in sorted(names) if not readers[name][number]] == []
+
+
+def read_in(*modules: str) -> set[str]:
+    texts = [(ROOT / "batchyard" / each).read_text() for each in modules]
+    found = {name for text in texts for name in re.findall(r"settings\.([a-z_]+)", text)}
+    return found & Settings.model_fields.keys()
+
+
 def test_the_policy_for_the_bucket_has_every_right_that_is_used_and_no_other() -> None:
     code = (ROOT / "batchyard/storage/bucket.py").read_text()
     calls = set(re.findall(r'"([a-z0-9_]+)"', code)) & RIGHTS.keys()
