@@ -75,6 +75,24 @@ def read_in(*modules: str) -> set[str]:
     return found & Settings.model_fields.keys()
 
 
+def test_what_the_capacity_rests_on_is_what_was_measured() -> None:
+    """Each figure before a link to a section of the benchmarks is there, or among the noise."""
+    page = (ROOT / "docs/deploy/production.md").read_text()
+    _, *parts = (ROOT / "docs/benchmarks.md").read_text().split("\n## ")
+    sections = {
+        re.sub(r"[^\w-]", "", part.lower().split("\n")[0].replace(" ", "-")): part for part in parts
+    }
+    cited = re.findall(r"\| ([^|]*)\(\[[^|\]]*\]\(\.\./benchmarks\.md#([\w-]+)", page)
+    assert len(cited) >= 5
+    for cell, anchor in cited:
+        measured = sections[anchor] + sections["noise"]
+        for figure in re.findall(r"\d[\d.,]*\d", cell):
+            assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d,])", measured), (
+                figure,
+                anchor,
+            )
+
+
 def test_the_policy_for_the_bucket_has_every_right_that_is_used_and_no_other() -> None:
     code = (ROOT / "batchyard/storage/bucket.py").read_text()
     calls = set(re.findall(r'"([a-z0-9_]+)"', code)) & RIGHTS.keys()
