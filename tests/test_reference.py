@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.notify.event import EVENT_TYPES
 from batchyard.results import NoAnswerCode
 from reference import COMMAND, FOLDER, PAGES, api_page, error_codes, written
 
@@ -60,6 +61,17 @@ def test_every_code_of_the_product_is_explained_and_no_other() -> None:
 
 def test_every_code_of_a_line_is_among_those_of_lines() -> None:
     assert {each.value for each in NoAnswerCode} <= {each.code for each in error_codes.LINES}
+
+
+def test_the_page_of_the_files_has_every_code_of_a_line_without_an_answer() -> None:
+    page = (ROOT / "docs/input-format.md").read_text()
+    assert [each.value for each in NoAnswerCode if f"| `{each.value}` |" not in page] == []
+
+
+def test_the_guide_has_every_type_of_webhook_event() -> None:
+    page = (ROOT / "docs/how-to/use-the-api.md").read_text()
+    (row,) = (line for line in page.splitlines() if "webhooks.event_types.list()" in line)
+    assert [each for each in EVENT_TYPES if f"`{each}`" not in row] == []
 
 
 def test_no_list_explains_a_code_twice() -> None:
