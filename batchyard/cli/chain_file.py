@@ -28,7 +28,7 @@ def read_chain(path: Path | None) -> tuple[Stage, ...]:
     if path is None:
         return ()
     try:
-        asked = tomllib.loads(path.read_text(encoding="utf-8"))
+        asked = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         if unknown := sorted(asked.keys() - {"then"}):
             raise _refused(f"{path} has no '{unknown[0]}': each stage begins with [[then]].")
         stages = stages_of([_with_template(path, each) for each in asked.get("then", ())])
@@ -44,7 +44,7 @@ def _with_template(path: Path, stage: dict[str, Any]) -> dict[str, Any]:
     name = stage.pop("template_file", None)
     if name is None:
         return stage
-    return {**stage, "template": (path.parent / name).read_text(encoding="utf-8")}
+    return {**stage, "template": (path.parent / name).read_text(encoding="utf-8-sig")}
 
 
 def _refused(message: str) -> RequestRefused:

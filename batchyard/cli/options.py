@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,7 +23,7 @@ C = TypeVar("C", bound="Callable[..., Any]")
 
 def _read_text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise typer.BadParameter(f"{path} cannot be read: {why}") from None
@@ -85,7 +86,7 @@ def _parameter(option: BatchOption) -> inspect.Parameter:
 def _read_object(text: str) -> dict[str, Any]:
     """Of JSON, or of the file whose path stands behind an @."""
     try:
-        found = msgspec.json.decode(Path(text[1:]).read_bytes() if text[:1] == "@" else text)
+        found = msgspec.json.decode(_read_bytes(text[1:]) if text[:1] == "@" else text)
     except OSError as error:
         raise typer.BadParameter(f"{text[1:]} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
@@ -93,6 +94,10 @@ def _read_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise typer.BadParameter('It is not an object: give {"finish_reasons": ["length"], …}.')
     return found
+
+
+def _read_bytes(path: str) -> bytes:
+    return Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
 
 
 def _flag(option: BatchOption) -> Any:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
+from batchyard.cli import options
+from batchyard.cli.chain_file import read_chain
 from batchyard.cli.metadata import parse_metadata
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.sharing.objective import Objective
@@ -51,6 +53,20 @@ def test_metadata_without_a_key_is_refused(pair: str) -> None:
     """The message shows what was written."""
     with pytest.raises(RequestRefused, match=f"--metadata {pair} is not of the form key=value"):
         parse_metadata([pair])
+
+
+def test_a_file_of_an_option_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As editors on Windows write it, and as in the input and in `batchyard.toml`."""
+    (tmp_path / "rules.json").write_text('{"invalid_json": true}', encoding="utf-8-sig")
+    (tmp_path / "judge.json.j2").write_text('{"max_tokens": 8}', encoding="utf-8-sig")
+    (tmp_path / "chain.toml").write_text(
+        '[[then]]\nendpoint = "/v1/embeddings"\ntemplate_file = "judge.json.j2"\n',
+        encoding="utf-8-sig",
+    )
+    assert options._read_object(f"@{tmp_path}/rules.json") == {"invalid_json": True}
+    assert options._read_text(f"{tmp_path}/judge.json.j2") == '{"max_tokens": 8}'
+    (stage,) = read_chain(tmp_path / "chain.toml")
+    assert stage.template == '{"max_tokens": 8}'
 
 
 def test_the_model_may_stand_in_the_engines_config_file(tmp_path: Path) -> None:
