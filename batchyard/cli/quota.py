@@ -57,8 +57,9 @@ def quota(
 def _limit(option: str, text: str) -> int | None:
     if text == "none":
         return None
-    # Not int(): it takes signs, underscores and other scripts' digits.
-    if not (text.isascii() and text.isdigit() and int(text) <= _MOST):
+    # Not int(): it takes signs, underscores and other scripts' digits, and refuses very many.
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST))
+    if not (is_number and int(text) <= _MOST):
         raise typer.BadParameter(f"{text} is neither a number nor none.", param_hint=option)
     return int(text)
 

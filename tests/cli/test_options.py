@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from batchyard.cli import options
+from batchyard.cli import options, quota
 from batchyard.cli.chain_file import read_chain
 from batchyard.cli.metadata import parse_metadata
 from batchyard.engine.remote import RemoteEngine
@@ -67,6 +67,14 @@ def test_a_file_of_an_option_may_begin_with_a_byte_order_mark(tmp_path: Path) ->
     assert options._read_text(f"{tmp_path}/judge.json.j2") == '{"max_tokens": 8}'
     (stage,) = read_chain(tmp_path / "chain.toml")
     assert stage.template == '{"max_tokens": 8}'
+
+
+@pytest.mark.parametrize("text", ["1_000", "+5", "٣", "9" * 19, "9" * 5_000])
+def test_a_limit_that_the_database_does_not_hold_is_refused(text: str) -> None:
+    """Python itself refuses to read more than 4,300 digits."""
+    with pytest.raises(typer.BadParameter, match="is neither a number nor none"):
+        quota._limit("--requests", text)
+    assert quota._limit("--requests", f"{2**63 - 1}") == 2**63 - 1
 
 
 def test_the_model_may_stand_in_the_engines_config_file(tmp_path: Path) -> None:
