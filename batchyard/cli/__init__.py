@@ -11,6 +11,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -21,10 +22,13 @@ from batchyard.cli.exit_status import ExitStatus, exit_status
 from batchyard.cli.say import FULL, flush_output, have_standard_streams, note_lost_output, say
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.errors import BatchyardError
+from batchyard.printable import printable
 
 __all__ = ["main", "make_app", "make_command"]
 
 _COMPLETE = "_BATCHYARD_COMPLETE"
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes of an argument that are not UTF-8."""
 _NO_ROOM = FULL | {errno.EIO}
 """Only of standard output: what else is written raises an error of our own."""
 
@@ -55,18 +59,37 @@ def _status() -> Any:
         leave(unfinished)
     except SystemExit as ended:
         return ended.code
-    except BatchyardError as error:
-        say(f"batchyard: {error}", err=True)
-        return exit_status(error)
     except KeyboardInterrupt:
         return ExitStatus.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort; the traceback is in the file
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            note_lost_output(error)
-        else:
-            say(f"batchyard: {_unexpected(error)}", err=True)
-        return ExitStatus.FAILED
+        return _failed(error)
     return ExitStatus.DONE
+
+
+def _failed(error: Exception) -> ExitStatus:
+    """Say what has happened; the status for it."""
+    if (word := _word_without_utf8(error)) is not None:
+        say(
+            f"batchyard: {printable(word)} is not UTF-8, as names, values and paths must be.",
+            err=True,
+        )
+        return ExitStatus.WRONG_COMMAND_LINE
+    if isinstance(error, BatchyardError):
+        say(f"batchyard: {error}", err=True)
+        return exit_status(error)
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        note_lost_output(error)
+    else:
+        say(f"batchyard: {_unexpected(error)}", err=True)
+    return ExitStatus.FAILED
+
+
+def _word_without_utf8(error: BaseException | None) -> str | None:
+    """The argument that has caused the error, if some code could not encode it."""
+    while error is not None and not isinstance(error, UnicodeEncodeError):
+        error = error.__cause__ or error.__context__
+    words = sys.argv[1:] if error is not None else []
+    return next((word for word in words if _SURROGATES.search(word)), None)
 
 
 def _command() -> Any:

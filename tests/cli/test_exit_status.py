@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     Run = Callable[..., Ended]
 
+STRAY = os.fsdecode(b"caf\xe9")
+"""As a terminal that is not set to UTF-8 passes it on."""
+
 EXPECTED = {
     "BatchyardError": 1,
     "SettingsError": 1,
@@ -232,3 +235,22 @@ def test_a_terminal_that_is_gone_is_no_other_status(home_with_tables: Path) -> N
     )
     os.close(writing)
     assert done.returncode == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", STRAY),
+        ("keys", "create", STRAY),
+        ("tenants", "quota", STRAY),
+        ("retry", "batch_1", "--set", f"stop={STRAY}"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_an_argument_that_is_not_utf8_is_named(alone: Run, words: tuple[str, ...]) -> None:
+    """No database stores it: it is a wrong command line, and no defect that is to be reported."""
+    ended = alone(*words)
+    assert ended.status == 2
+    assert ended.stderr.startswith("batchyard: ")
+    assert "caf� is not UTF-8" in ended.stderr
+    assert ended.stderr.count("\n") == 1
