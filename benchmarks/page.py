@@ -5,9 +5,13 @@ A section is between ``<!-- measured NAME: begin -->`` and ``<!-- measured NAME:
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from pathlib import Path
+
+from batchyard.engine.vllm_version import vllm_version
+from benchmarks.timed import ENGINE_PYTHON
 
 _DOCS = Path(__file__).parents[1] / "docs"
 PAGE = _DOCS / "benchmarks.md"
@@ -42,8 +46,9 @@ def write(name: str, text: str, path: Path = PAGE) -> None:
 def machine() -> str:
     """What everything but the page for GPUs was measured on."""
     name, cores = processor()
+    vllm = vllm_version(ENGINE_PYTHON, os.environ) or "of an unknown version"
     return (
-        f"On {name}, {cores} cores, no GPU, Python {platform.python_version()}, vLLM 0.32.0 (CPU)."
+        f"On {name}, {cores} cores, no GPU, Python {platform.python_version()}, vLLM {vllm} (CPU)."
     )
 
 

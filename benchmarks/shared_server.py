@@ -2,8 +2,8 @@
 
 One vLLM with 32 seats. Users send streaming chats at random moments, whether or not those before
 are answered. First they are alone; then beside a batch that fills the server, as on one that
-nobody else uses; then beside a batch that takes a quarter of the seats and waits while the queue
-is not empty; then beside one with an objective for the users' first tokens. A first token that has
+nobody else uses; then beside a batch that takes half of the seats and waits while the queue is not
+empty; then beside one with an objective for the users' first tokens. A first token that has
 not come when a phase ends counts with the time until then.
 """
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from benchmarks import page
 from benchmarks.__main__ import SECTIONS, SECTIONS_ELSEWHERE
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SMALL = (
     "before\n"
@@ -20,6 +25,16 @@ def test_the_page_has_a_place_for_every_benchmark_in_their_order() -> None:
     assert page.sections(page.PAGE.read_text()) == list(SECTIONS)
     for name, (_, path) in SECTIONS_ELSEWHERE.items():
         assert page.sections(path.read_text()) == [name]
+
+
+def test_the_machine_has_the_vllm_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho vllm-version 9.8.7\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(page, "ENGINE_PYTHON", python)
+    assert page.machine().endswith("vLLM 9.8.7 (CPU).")
 
 
 def test_one_section_is_replaced_and_nothing_else() -> None:
