@@ -35,11 +35,16 @@ async def judge(batch_id: str, model: str, folder: str) -> None:
     if (batch["metadata"] or {}).get(STAGE) != "generate":
         print(f"{batch_id} is not the first batch of a chain")
         return
+    # A batch is completed also if all of its requests have failed: then it has no such file.
+    answers = batchyard("results", batch_id) if batch["output_file_id"] else ""
     questions = {
         line["custom_id"]: f"{QUESTION}\n\n{answer_of(line)}"
-        for line in map(json.loads, batchyard("results", batch_id).splitlines())
+        for line in map(json.loads, answers.splitlines())
         if answer_of(line)
     }
+    if not questions:
+        print(f"{batch_id} has no answer to judge")
+        return
     source = Path(folder, f"{batch_id}.to-judge.jsonl")
     write_requests(source, questions, model)
     # Prefect may run an automation twice. The key makes one batch of both.

@@ -45,7 +45,7 @@ def answers_in(path: str) -> dict[str, str]:
 
 @flow
 async def ask(questions: list[str], model: str, folder: str) -> dict[str, str]:
-    """The answers to all questions, from one batch."""
+    """The answers, from one batch. A question whose request failed has none."""
     source = Path(folder, "questions.jsonl")
     prepare(questions, model, source)
     run = await arun_deployment(
@@ -58,7 +58,8 @@ async def ask(questions: list[str], model: str, folder: str) -> dict[str, str]:
     artifact = await Artifact.aget(f"batch-of-{run.id}")
     batch = json.loads(artifact.data)
     print(f"{batch['batch_id']}: {batch['request_counts']}", file=sys.stderr)
-    return answers_in(batch["output"])
+    # A batch is completed also if all of its requests have failed: then it has no such file.
+    return answers_in(batch["output"]) if batch["output"] else {}
 
 
 if __name__ == "__main__":
