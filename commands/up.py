@@ -187,7 +187,11 @@ class Everything:
     def start_text(self) -> str:
         """What to print when everything runs: addresses, the key, and a batch to try."""
         key = self._key_file.read_text().strip() if self._key_file else "YOUR_KEY"
-        quoted_home = shlex.quote(str(self._home))
+        # Another terminal may be in another folder, where another file or none would be found.
+        variables = {"PREFECT_API_URL": self._prefect_url, "BATCHYARD_HOME": str(self._home)}
+        if (path := config_file()) is not None:
+            variables[CONFIG_VARIABLE] = str(path)
+        exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         lines = [
             "",
             f"The page:      {self._page()}",
@@ -206,7 +210,7 @@ class Everything:
             f"  export OPENAI_BASE_URL={self._api_url} OPENAI_API_KEY={key}",
             _example(self._model),
             "For batchyard's other commands, and Prefect's:",
-            f"  export PREFECT_API_URL={self._prefect_url} BATCHYARD_HOME={quoted_home}",
+            f"  export {exports}",
             f'  export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(self._login_file))})"',
             "",
             "Ctrl-C stops everything.",

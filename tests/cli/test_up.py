@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import httpx
 import openai
 
+from commands.up import Everything
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from tests.services.up import Yard
 
@@ -27,6 +30,26 @@ def test_it_says_where_everything_is(yard: Yard) -> None:
     assert f"Its key:       {yard.key}\n" in said
     assert f"Logs:          {yard.home}/logs\n" in said
     assert yard.environment["PREFECT_API_URL"] in said
+
+
+def test_what_it_prints_leads_another_terminal_to_the_same_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be in another folder, where this file of settings is not found."""
+    home, folder = tmp_path / "home", tmp_path / "with a space"
+    folder.mkdir()
+    (folder / "batchyard.toml").write_text(f'database_url = "sqlite:///{tmp_path}/other.db"\n')
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("BATCHYARD_HOME", str(home))
+    said = Everything(home, 1, 2).start_text()
+    (exports,) = (line for line in said.splitlines() if line.startswith("  export PREFECT_API_URL"))
+    done = subprocess.run(
+        ["bash", "-c", f'{exports}; printf %s "$BATCHYARD_CONFIG"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{folder}/batchyard.toml"
 
 
 def test_the_link_that_it_prints_logs_in_one_browser_as_an_operator(yard: Yard) -> None:
