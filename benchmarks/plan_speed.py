@@ -95,7 +95,7 @@ async def plan(requests: int, line_bytes: int, rounds: int) -> Planned:
                 growth = max(growth, peak_mebibytes() - before + reader.mebibytes)
                 assert prepared is not None
                 assert prepared.plan.requests == requests
-                path = await services.storage.local_path(plan_key(batch_id), folder)
+                path = await services.storage.local_path(plan_key(batch_id, 0), folder)
                 plan_bytes = path.stat().st_size
                 json_seconds.append(_json_seconds(source))
         return Planned(

@@ -106,7 +106,7 @@ async def take_to_its_end(services: Services, batch_id: str) -> End:
                         case Step.PREPARE:
                             await lease.turn_to_fetch()
                             await lease.turn(size_bytes=await fetch(batch_id))
-                            await _prepare(services, batch_id)
+                            await _prepare(services, lease)
                         case Step.RUN:
                             batch = await services.store.batches.get(batch_id)
                             # With the models, which are known by now.
@@ -128,12 +128,12 @@ async def take_to_its_end(services: Services, batch_id: str) -> End:
     return End(_final_state(batch), partial(report_batch, services, batch, history))
 
 
-async def _prepare(services: Services, batch_id: str) -> None:
+async def _prepare(services: Services, lease: LeasedBatch) -> None:
     """Validate the input and cut it into chunks."""
-    async with preparing(services, batch_id) as preparation:
+    async with preparing(services, lease.id, lease.epoch) as preparation:
         if preparation is not None:
-            await validate(batch_id, preparation)
-            await plan_chunks(batch_id, preparation)
+            await validate(lease.id, preparation)
+            await plan_chunks(lease.id, preparation)
 
 
 async def _run(services: Services, lease: LeasedBatch) -> None:

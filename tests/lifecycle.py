@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 
-async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
+async def prepare_batch(services: Services, batch_id: str, epoch: int = 0) -> Prepared | None:
     """Validate the input, then plan it; None when the batch is past validation already."""
-    async with preparing(services, batch_id) as preparation:
+    async with preparing(services, batch_id, epoch) as preparation:
         if preparation is None:
             return None
         await preparation.validate()
@@ -49,7 +49,7 @@ async def take_to_its_end(
                         case Step.PREPARE:
                             await lease.turn_to_fetch()
                             await lease.turn(size_bytes=await fetch_input(services, batch_id))
-                            await prepare_batch(services, batch_id)
+                            await prepare_batch(services, batch_id, lease.epoch)
                         case Step.RUN:
                             await run(lease)
                         case Step.FINISH:

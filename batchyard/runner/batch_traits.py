@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from batchyard.engine.base import BatchTraits
 from batchyard.services.cache_salt import cache_salt_of
@@ -17,18 +17,25 @@ _MOST_BATCHES: Final = 512
 """That are remembered: a runner may live for months."""
 
 
+class BatchFacts(NamedTuple):
+    """What is the same for all chunks of a batch."""
+
+    traits: BatchTraits
+    """What its requests carry into the engine."""
+    on_invalid_output: OnInvalidOutput | None
+    """When an answer is bad; None: it never is."""
+    plan_key: str
+
+
 class TraitsOfBatches:
     """Those of the batches that one runner serves, remembered."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._traits: dict[str, tuple[BatchTraits, OnInvalidOutput | None]] = {}
+        self._traits: dict[str, BatchFacts] = {}
 
-    async def of(self, batch_id: str) -> tuple[BatchTraits, OnInvalidOutput | None]:
-        """What they carry into the engine, and when an answer is bad; None: it never is.
-
-        Raises what the store raises, if it does so for long.
-        """
+    async def of(self, batch_id: str) -> BatchFacts:
+        """Those of one batch. Raises what the store raises, if it does so for long."""
         if batch_id not in self._traits:
             batches = self._services.store.batches
             batch = await patiently(lambda: batches.get(batch_id), "a batch")
@@ -38,5 +45,7 @@ class TraitsOfBatches:
             traits = BatchTraits(cache_salt=salt, is_chained=is_chained)
             while len(self._traits) >= _MOST_BATCHES:
                 del self._traits[next(iter(self._traits))]
-            self._traits[batch_id] = traits, batch.options.on_invalid_output
+            self._traits[batch_id] = BatchFacts(
+                traits, batch.options.on_invalid_output, str(batch.plan_key)
+            )
         return self._traits[batch_id]

@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import BatchTraits
     from batchyard.framing import Envelope
-    from batchyard.output_rules import OnInvalidOutput
     from batchyard.results import ResultLine
     from batchyard.runner.admission import Admission
     from batchyard.runner.backpressure import Backpressure
+    from batchyard.runner.batch_traits import BatchFacts
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.runner.learning import BatchLengths
     from batchyard.runner.window import Window
@@ -85,10 +85,10 @@ class ChunkRun:
     """The life of one leased chunk in one runner.
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
-    ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its requests
-    carry and when an answer is bad, ``find_lengths`` what is known of their answers. ``on_answer``
-    gets what each answered request was to do, its prompt by the plan's estimate, and its tokens as
-    the engine says. ``turn`` is the lock of a :class:`~batchyard.runner.flusher.Flusher`.
+    ``fetch_input`` gives the batch's input as a local file, ``find_facts`` what holds for all its
+    requests, ``find_lengths`` what is known of their answers. ``on_answer`` gets what each answered
+    request was to do, its prompt by the plan's estimate, and its tokens as the engine says.
+    ``turn`` is the lock of a :class:`~batchyard.runner.flusher.Flusher`.
     """
 
     services: Services
@@ -96,9 +96,8 @@ class ChunkRun:
     window: Window
     admission: Admission
     fetch_input: Callable[[], Awaitable[Path]]
-    find_traits: Callable[[], Awaitable[tuple[BatchTraits, OnInvalidOutput | None]]]
+    find_facts: Callable[[], Awaitable[BatchFacts]]
     find_lengths: Callable[[], Awaitable[BatchLengths]]
-    plan_key: str
     on_answer: Callable[[Done, TokenUsage], None]
     turn: asyncio.Lock
     backpressure: Backpressure
@@ -309,12 +308,12 @@ class ChunkRun:
         start = lease.first_record * RECORD.itemsize
         stop = start + lease.request_count * RECORD.itemsize
         self._input_path = await self.fetch_input()
-        self._traits, rule = await self.find_traits()
+        self._traits, rule, plan_key = await self.find_facts()
         if rule is not None:
             self._retries = OutputRetries(rule, lease.batch_id)
             await self._retries.prepare()
         self._lengths = await self.find_lengths()
-        packed = await read_object(storage, self.plan_key, start=start, stop=stop)
+        packed = await read_object(storage, plan_key, start=start, stop=stop)
         if len(packed) != stop - start:
             raise ObjectChanged(f"The plan of {lease.batch_id} is shorter than it was.")
         finished = (

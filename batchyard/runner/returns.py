@@ -16,7 +16,7 @@ from batchyard.errors import (
 )
 from batchyard.logs import event_logger
 from batchyard.runner.suspects import LAST_LEVEL, level_of
-from batchyard.services.keys import file_key, plan_key
+from batchyard.services.keys import file_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import PASSING
 from batchyard.services.stop_batch import stop_failed
@@ -114,7 +114,7 @@ class Returns:
         # A machine with the wrong folder finds neither of the batch's objects.
         try:
             batch = await self._services.store.batches.get(lease.batch_id)
-            has_plan = await self._has(plan_key(batch.id))
+            has_plan = await self._has(str(batch.plan_key))
             return not has_plan and not await self._has(file_key(batch.input_file_id))
         except RecordNotFound:
             return False

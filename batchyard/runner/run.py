@@ -34,7 +34,6 @@ from batchyard.runner.returns import Returns
 from batchyard.runner.shown_progress import ShownProgress
 from batchyard.runner.window import Window
 from batchyard.services.batch_span import batch_span
-from batchyard.services.keys import plan_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.published import Figures
@@ -320,9 +319,8 @@ class Runner:
             window=self._window,
             admission=admission,
             fetch_input=partial(self._inputs.path, lease.batch_id),
-            find_traits=partial(self._traits.of, lease.batch_id),
+            find_facts=partial(self._traits.of, lease.batch_id),
             find_lengths=partial(self._learning.of, lease.batch_id),
-            plan_key=plan_key(lease.batch_id),
             on_answer=self._count_answer,
             turn=self._copying,
             backpressure=self._held.backpressure,

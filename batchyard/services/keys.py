@@ -5,7 +5,7 @@
     files/<file id>                                   inputs
     files/<file id>.<epoch>                           outputs and error files
     files/<file id>.rows                              the rows that the input was made of
-    batches/<batch id>/plan                           records in the order of execution
+    batches/<batch id>/plan.<epoch>                   records in the order of execution
     batches/<batch id>/segments/<chunk>-<epoch>-<n>-<writer>   finished lines
     batches/<batch id>/stages/<stage>/<epoch>-<n>-<writer>   lines of a chain behind its first stage
     uploads/<upload id>/<part id>                     parts, until their upload has ended
@@ -40,9 +40,13 @@ def rows_key(input_file_id: str) -> str:
     return f"{file_key(input_file_id)}.rows"
 
 
-def plan_key(batch_id: str) -> str:
-    """Where the plan of a batch is."""
-    return f"{BATCHES}{batch_id}/plan"
+def plan_key(batch_id: str, epoch: int) -> str:
+    """Where the plan of a batch is. Who reads it takes the key that the batch's row has.
+
+    ``epoch`` is that of the batch's lease: of two owners that plan a batch, one begins it, and the
+    other one's plan, which may have another order, must not lie in its place.
+    """
+    return f"{BATCHES}{batch_id}/plan.{epoch}"
 
 
 def segments_prefix(batch_id: str) -> str:

@@ -63,8 +63,13 @@ class Prepared:
 
 
 @asynccontextmanager
-async def preparing(services: Services, batch_id: str) -> AsyncIterator[Preparation | None]:
-    """The two steps of a batch that is ``validating``; None when it is past that."""
+async def preparing(
+    services: Services, batch_id: str, epoch: int
+) -> AsyncIterator[Preparation | None]:
+    """The two steps of a batch that is ``validating``; None when it is past that.
+
+    ``epoch`` is that of the batch's lease.
+    """
     batch = await services.store.batches.get(batch_id)
     if batch.status is not BatchStatus.VALIDATING:
         yield None
@@ -73,7 +78,7 @@ async def preparing(services: Services, batch_id: str) -> AsyncIterator[Preparat
     folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="plan-"))
     try:
         async with batch_span(services, "batch.plan", batch_id), AsyncExitStack() as opened:
-            yield Preparation(services, batch, folder, opened)
+            yield Preparation(services, batch, epoch, folder, opened)
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -85,10 +90,16 @@ class Preparation:
     """
 
     def __init__(
-        self, services: Services, batch: BatchRecord, folder: Path, opened: AsyncExitStack
+        self,
+        services: Services,
+        batch: BatchRecord,
+        epoch: int,
+        folder: Path,
+        opened: AsyncExitStack,
     ) -> None:
         self._services = services
         self._batch = batch
+        self._plan_key = plan_key(batch.id, epoch)
         self._folder = folder
         self._opened = opened
         self._reader: Reader | None = None
@@ -187,7 +198,7 @@ class Preparation:
         prepared = self._prepared
         if validated.model is not None:
             await self._check_window(validated.model, prepared.plan)
-        await services.storage.put(plan_key(batch.id), read_file(self._folder / "plan"))
+        await services.storage.put(self._plan_key, read_file(self._folder / "plan"))
         if validated.left_out is not None:
             await validated.left_out.store(services, batch.id)
         await services.store.batches.begin(
@@ -195,7 +206,7 @@ class Preparation:
             model=prepared.model,
             adapters=validated.adapters,
             total=validated.requests,
-            plan_key=plan_key(batch.id),
+            plan_key=self._plan_key,
             chunks=_new_chunks(prepared),
             length_classes=prepared.plan.classes.table,
             roots=prepared.plan.roots,

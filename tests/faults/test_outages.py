@@ -46,7 +46,7 @@ class AbsentStorage(LocalStorage):
     "is_refused",
     [
         pytest.param(lambda key: key.startswith("files/") and "." in key, id="a result file"),
-        pytest.param(lambda key: key.endswith("/plan"), id="the plan"),
+        pytest.param(lambda key: "/plan." in key, id="the plan"),
     ],
 )
 async def test_a_batch_whose_objects_cannot_be_stored_is_tried_again_after_a_pause(

@@ -385,7 +385,7 @@ async def test_an_error_in_one_batchs_chunk_leaves_the_other_batchs_of_its_runne
         for batch_id in batches:
             await fetch_input(services, batch_id)
             await prepare_batch(services, batch_id)
-        await services.storage.delete(plan_key(batches[0]))
+        await services.storage.delete(plan_key(batches[0], 0))
         state = await run_chunks.run_chunks("stub-model", return_state=True)
         # Its files are made by whichever process has the batch.
         collected = await collect_results(services, batches[0], 0)

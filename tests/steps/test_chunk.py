@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.base import NO_TRAITS, BatchTraits
+from batchyard.engine.base import NO_TRAITS
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.lengths import LengthHistory
@@ -17,6 +17,7 @@ from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
 from batchyard.runner import finished_lines as finished_lines_module
 from batchyard.runner.admission import Admission, AdmissionQueue
 from batchyard.runner.backpressure import Backpressure
+from batchyard.runner.batch_traits import BatchFacts
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.copies import Copies
 from batchyard.runner.finished_lines import FinishedLines
@@ -314,8 +315,8 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             key = file_key(batch.input_file_id)
             return await services.storage.local_path(key, services.spool)
 
-        async def find_traits() -> tuple[BatchTraits, None]:
-            return NO_TRAITS, None
+        async def find_facts() -> BatchFacts:
+            return BatchFacts(NO_TRAITS, None, plan_key(batch_id, 0))
 
         async def find_lengths() -> BatchLengths:
             return BatchLengths(TenantLengths(LengthHistory()))
@@ -326,9 +327,8 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             window=window,
             admission=Admission(queue, lease, standing, set(), may_return=lambda: True),
             fetch_input=fetch_input,
-            find_traits=find_traits,
+            find_facts=find_facts,
             find_lengths=find_lengths,
-            plan_key=plan_key(batch_id),
             on_answer=lambda _: None,
             turn=asyncio.Lock(),
             backpressure=Backpressure(),

@@ -158,7 +158,7 @@ async def _finish_some(yard: Yard, batch_id: str, *, answered_copies: int) -> No
     """What a runner leaves behind that died between an answer and the last of its copies."""
     store, storage = yard.services.store, yard.services.storage
     (lease,) = await store.chunks.claim(model="stub-model", owner="dead", lease_seconds=60)
-    first, *others = read_records(await read_object(storage, plan_key(batch_id)))["ordinal"]
+    first, *others = read_records(await read_object(storage, plan_key(batch_id, 0)))["ordinal"]
     result = answered(f"id-{first}", "req_before", 200, b'{"usage":%s}' % USAGE)
     entries = [encode_entry(int(first), result)] + [
         encode_entry(int(ordinal), copied(result, f"id-{first}", f"id-{ordinal}"))

@@ -385,7 +385,7 @@ def failing_rows(
 async def test_a_batch_whose_plan_is_lost_fails_and_harms_no_other(yard: Yard) -> None:
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
     hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
-    await yard.services.storage.delete(plan_key(hers))
+    await yard.services.storage.delete(plan_key(hers, 0))
     async with working(yard):
         batch, other = await ended(yard, hers), await ended(yard, his)
     await check_whole(yard, other, "b", 25)
@@ -733,7 +733,7 @@ async def test_a_suspect_waits_for_a_batch_whose_next_chunk_is_slow_to_begin(yar
             self, key: str, *, start: int = 0, stop: int | None = None
         ) -> AsyncIterator[bytes]:
             nonlocal plans_read
-            if key == plan_key(his):
+            if key == plan_key(his, 0):
                 plans_read += 1
                 if plans_read == 2:
                     await engine.began["a"].wait()

@@ -244,8 +244,8 @@ async def test_an_object_that_cannot_be_deleted_keeps_no_other_from_it(yard: Yar
     for n in range(150):
         await record(yard, f"files/{n}")
     batch = await yard.services.store.batches.create(NewBatch(endpoint=CHAT))
-    await put(yard, plan_key(batch.id))
-    written_hours_ago(yard, plan_key(batch.id), 72)
+    await put(yard, plan_key(batch.id, 0))
+    written_hours_ago(yard, plan_key(batch.id, 0), 72)
     await yard.services.store.batches.fail(batch.id, [])
     await let_end_days_ago(yard, batch.id, 3)
     with pytest.raises(AccessDenied, match="0-foreign"):
@@ -274,10 +274,10 @@ async def test_what_is_younger_than_a_day_is_never_swept(yard: Yard) -> None:
     await installed_days_ago(yard, 100)
     unknown = new_batch_id()
     young, old = file_key(new_file_id()), file_key(new_file_id())
-    await put(yard, young, old, plan_key(unknown), segment_key(unknown, 0, 1, 0))
+    await put(yard, young, old, plan_key(unknown, 0), segment_key(unknown, 0, 1, 0))
     written_hours_ago(yard, young, 23.9)
     written_hours_ago(yard, old, 24.1)
-    written_hours_ago(yard, plan_key(unknown), 24.1)
+    written_hours_ago(yard, plan_key(unknown, 0), 24.1)
     assert await sweep_orphans(yard.services) == Swept(2, 2 * len(CANARY), 0)
     assert await keys(yard) == [segment_key(unknown, 0, 1, 0), young]
 
@@ -286,9 +286,9 @@ async def test_a_batch_keeps_plan_and_segments_for_a_day_after_its_end(yard: Yar
     await installed_days_ago(yard, 100)
     batch_id = await yard.prepared(lines(3))
     await yard.services.store.batches.fail(batch_id, [])
-    written_hours_ago(yard, plan_key(batch_id), 50)
+    written_hours_ago(yard, plan_key(batch_id, 0), 50)
     await sweep_orphans(yard.services)
-    assert await keys(yard, "batches/") == [plan_key(batch_id)]
+    assert await keys(yard, "batches/") == [plan_key(batch_id, 0)]
 
     async def a_day_later(connection: Any) -> None:
         await connection.exec_driver_sql("UPDATE batches SET failed_at = failed_at - 86400")
@@ -326,7 +326,7 @@ async def test_a_batch_that_is_about_to_end_keeps_everything(
 
 
 async def test_what_is_older_than_the_database_is_another_installation_s(yard: Yard) -> None:
-    await put(yard, "files/theirs", plan_key(new_batch_id()))
+    await put(yard, "files/theirs", plan_key(new_batch_id(), 0))
     before = await keys(yard)
     for key in before:
         written_hours_ago(yard, key, 1000)

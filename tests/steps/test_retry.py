@@ -99,7 +99,7 @@ async def begun(yard: Yard, content: bytes, **changes: Any) -> BatchRecord:
         batch.id,
         model="stub-model",
         total=total,
-        plan_key=f"batches/{batch.id}/plan",
+        plan_key=f"batches/{batch.id}/plan.0",
         chunks=[
             NewChunk(model="stub-model", first_record=0, request_count=total, token_estimate=1)
         ],
