@@ -10,6 +10,7 @@ checked without it, and the result says why.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,7 @@ from batchyard.engine.prompt_counting.counter import (
 )
 from batchyard.errors import BatchyardError
 from batchyard.framing import read_lines
+from batchyard.lines import Validator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from batchyard.deep_checks import FormatSchema
     from batchyard.engine.base import Engine
     from batchyard.engine.prompt_counting.counter import Count
-    from batchyard.lines import RequestLine, Validator
+    from batchyard.lines import BadLine, RequestLine, Rules
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -111,6 +113,27 @@ def first_model(path: Path, max_line_bytes: int) -> str | None:
                 continue
             return found.body.model
     return None
+
+
+def first_good_model(path: Path, rules: Rules) -> str | None:
+    """The model of the first line that is good by the rules; None: none of the first thousand is.
+
+    A batch that leaves bad lines out is of this model, whatever they name.
+    """
+
+    def count(bad: BadLine) -> None:
+        if bad.ordinal + 1 >= _FIRST_LINES:
+            raise _NoneIsGood
+
+    validator = Validator(rules, leave_out=count)
+    with path.open("rb") as file, suppress(_NoneIsGood):
+        for _ in validator.lines(file):
+            return validator.model
+    return None
+
+
+class _NoneIsGood(Exception):
+    """Not one of the first lines."""
 
 
 class _Body(msgspec.Struct):

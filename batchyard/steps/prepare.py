@@ -26,6 +26,7 @@ from batchyard.services.services import Progress
 from batchyard.steps.deep_validation import (
     find_counter,
     findings_words,
+    first_good_model,
     first_model,
     is_deep,
 )
@@ -130,6 +131,7 @@ class Preparation:
                     "Prefect does not say whether lines name models or adapters that do not exist."
                 )
             if newer != offer:
+                counter = await self._find_counter(path, newer)
                 self._validated = await self._check_lines(self._reader, newer, counter)
         if self._validated.refusal:
             raise InputRefused(self._validated.refusal)
@@ -139,13 +141,20 @@ class Preparation:
 
     async def _find_counter(self, path: Path, offer: Offer) -> CounterProgram | NoCounter | None:
         """What counts the prompts of a deep validation, or why nothing does; None: it is basic."""
-        services, options = self._services, self._batch.options
-        if not is_deep(services, self._batch):
+        if not is_deep(self._services, self._batch):
             return None
-        most = services.settings.limits.max_line_bytes
-        named = options.models[0] if options.models else await in_thread(first_model, path, most)
-        model = None if named is None else offer.model_of(named)
-        return await find_counter(services.engine_for, model)
+        with self._errors_explained():
+            model = await in_thread(self._model_to_count, path, offer)
+        return await find_counter(self._services.engine_for, model)
+
+    def _model_to_count(self, path: Path, offer: Offer) -> str | None:
+        options = self._batch.options
+        if options.models:
+            return offer.model_of(options.models[0])
+        if self._leaves_out:
+            return first_good_model(path, self._rules(offer))
+        named = first_model(path, self._services.settings.limits.max_line_bytes)
+        return None if named is None else offer.model_of(named)
 
     async def _open_reader(self, path: Path) -> Reader:
         with self._errors_explained():
@@ -245,6 +254,10 @@ class Preparation:
         ):
             yield
 
+    @property
+    def _leaves_out(self) -> bool:
+        return self._batch.options.on_invalid is not OnInvalid.FAIL
+
     def _job(self, input_path: Path) -> ReadingJob:
         options, settings = self._batch.options, self._services.settings
         return ReadingJob(
@@ -252,7 +265,7 @@ class Preparation:
             input_path=input_path,
             folder=self._folder,
             parts=options.parts,
-            leaves_out=options.on_invalid is not OnInvalid.FAIL,
+            leaves_out=self._leaves_out,
             order=settings.order,
             chunk_requests=settings.chunk_requests,
             deduplicates=options.deduplicate,

@@ -98,6 +98,21 @@ async def test_an_adapter_that_was_added_just_now_is_found(yard: Yard, on_invali
     assert asked == [(), ["tone"]]
 
 
+async def test_prompts_of_an_adapter_that_was_added_just_now_are_counted_for_its_model(
+    yard: Yard,
+) -> None:
+    offer(yard, Offer.of({MODEL: ["law"]}), Offer.of(ADAPTERS))
+    asked: list[str] = []
+
+    async def engine_for(model: str) -> StubEngine:
+        asked.append(model)
+        return yard.engine
+
+    yard.services = replace(yard.services, engine_for=engine_for)
+    await yard.prepared(naming("tone"), validation="deep")
+    assert asked == ["tone", MODEL]
+
+
 async def test_a_batch_for_an_adapter_is_admitted_by_the_hours_of_its_model(yard: Yard) -> None:
     yard.set(admission="refuse")
     window = HoursWindow(cron="0 0 1 1 *", duration="1m")

@@ -21,6 +21,7 @@ from batchyard.engine.prompt_counting.counter import (
     PromptCounter,
     counter_program,
 )
+from batchyard.engine.stub import StubEngine
 from batchyard.engine.vllm_options import EngineOptions
 from batchyard.errors import InputRefused, RequestRefused, SettingsError
 from batchyard.lifecycle import BatchStatus
@@ -143,6 +144,23 @@ async def test_bad_lines_may_be_left_out_and_the_others_run(
     assert codes == [("b", "context_length_exceeded"), ("c", "invalid_method")]
     answers = await yard.results(batch.output_file_id)
     assert [each["custom_id"] for each in answers] == ["a", "d"]
+
+
+async def test_prompts_are_counted_for_the_model_of_the_good_lines(
+    yard: Yard, fake: CounterProgram
+) -> None:
+    """What a bad line before them names is another model, with another context."""
+    small, ours = StubEngine("small"), yard.engine
+    small.prompt_counter = fake
+
+    async def engine_for(model: str) -> StubEngine:
+        return small if model == "small" else ours
+
+    yard.services = replace(yard.services, engine_for=engine_for)
+    bad = {**chat_line("bad"), "body": {"model": "small"}}
+    lines = [bad, chat_line("a", max_tokens=CONTEXT + 1)]
+    batch = await yard.run(lines, validation="deep", on_invalid="error_file")
+    assert (batch.model, batch.counts) == ("stub-model", RequestCounts(2, 1, 1))
 
 
 async def test_a_batch_whose_lines_are_all_too_long_is_completed_without_them(
