@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
-from batchyard.errors import InputRefused, StorageError, StorageLimitExceeded
+from batchyard.errors import (
+    InputRefused,
+    RecordNotFound,
+    StorageError,
+    StorageLimitExceeded,
+    TransitionConflict,
+)
 from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
 from batchyard.services.quotas import default_quota
@@ -43,10 +49,27 @@ async def store_input(
     """Store what the batch reads, under the key of its file, while its tenant has room for it.
 
     Raises :class:`~batchyard.errors.StorageLimitExceeded`, what ``parts`` raise, and errors of the
-    store and the storage.
+    store and the storage. Raises :class:`~batchyard.errors.TransitionConflict`, and stores nothing,
+    where the file was recorded meanwhile.
     """
     with arriving(services, batch.tenant) as within_quota:
-        return await services.storage.put(file_key(batch.input_file_id), within_quota(parts))
+        awaited = within_quota(_unless_recorded(services, batch, parts))
+        return await services.storage.put(file_key(batch.input_file_id), awaited)
+
+
+async def _unless_recorded(
+    services: Services, batch: BatchRecord, parts: AsyncGenerator[bytes]
+) -> AsyncGenerator[bytes]:
+    async with aclosing(parts) as stream:
+        async for part in stream:
+            yield part
+    # To fetch takes minutes, in which the batch's lease may be lost. The place may have had other
+    # bytes when the next owner read it, whose plan says where each line begins.
+    try:
+        await services.store.files.get(batch.input_file_id)
+    except RecordNotFound:
+        return
+    raise TransitionConflict(f"The input of {batch.id} was stored by another process meanwhile.")
 
 
 async def record_input(

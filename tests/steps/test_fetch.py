@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.errors import InputRefused, StorageError
+from batchyard.errors import InputRefused, StorageError, TransitionConflict
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
+from batchyard.steps.input_file import store_input
 from batchyard.store import NewFile
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from batchyard.store import FileRecord
 
 
@@ -45,6 +48,20 @@ async def test_a_file_that_had_expired_is_unknown(yard: Yard) -> None:
 async def test_a_file_that_was_uploaded_for_something_else_is_refused(yard: Yard) -> None:
     with pytest.raises(InputRefused, match="purpose 'batch_output'"):
         await fetch(yard, await uploaded(yard, purpose="batch_output"))
+
+
+async def test_an_owner_that_lost_its_lease_replaces_no_input(yard: Yard) -> None:
+    """The place had other bytes when the next owner read it, which has planned them."""
+    batch_id = await yard.create([chat_line("a"), chat_line("b")])
+    batch = await yard.services.store.batches.get(batch_id)
+
+    async def late() -> AsyncGenerator[bytes]:
+        yield b"{}\n"
+        await fetch_input(yard.services, batch_id)
+
+    with pytest.raises(TransitionConflict):
+        await store_input(yard.services, batch, late())
+    assert (await yard.finish(batch_id)).counts.completed == 2
 
 
 async def test_an_input_over_the_limit_is_refused(yard: Yard) -> None:
