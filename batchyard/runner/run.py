@@ -37,6 +37,7 @@ from batchyard.services.batch_span import batch_span
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.published import Figures
+from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -281,6 +282,9 @@ class Runner:
         admission = self._claims.admission(lease)
         chunk = self._chunk_run(lease, admission)
         self._held.running[lease.key] = chunk
+        if self._is_draining:
+            # It was being claimed, or had yet to begin, when the others were told.
+            chunk.stop(ChunkAction.YIELD)
         tally = None
         try:
             async with batch_span(

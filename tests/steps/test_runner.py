@@ -14,7 +14,7 @@ from batchyard.errors import EngineLost, StoreUnavailable
 from batchyard.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, WINDOW
 from batchyard.runner.run import Runner
 from batchyard.services import patience
-from batchyard.store import RunnerKind
+from batchyard.store import ChunkStatus, RunnerKind
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
 from tests.patience import PATIENCE
@@ -23,6 +23,8 @@ from tests.steps.outages import Outage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from batchyard.store import ChunkLease
 
 SOON_SECONDS = 20.0
 LEASE_SECONDS = 20.0
@@ -171,6 +173,28 @@ async def reports_of_cache(yard: Yard, used: float | None) -> None:
             if [each.load.cache_used for each in rows if each.load] == [used]:
                 return
             await asyncio.sleep(0.01)
+
+
+async def test_a_chunk_that_was_being_claimed_when_its_runner_is_to_drain_is_released(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells the runner a second time after a signal to stop."""
+    batch_id = await yard.prepared(lines(5))
+    store, engine = yard.services.store, StubEngine(MODEL)
+    yard.use(engine)
+    claim = store.chunks.claim
+    async with Runner(yard.services, MODEL) as runner:
+
+        async def claim_meanwhile(**claimed: Any) -> list[ChunkLease]:
+            leases = await claim(**claimed)
+            runner.drain()
+            return leases
+
+        monkeypatch.setattr(store.chunks, "claim", claim_meanwhile)
+        assert await runner.serve() == 0
+    assert engine.executed == 0
+    (chunk,) = await chunks_in(store, batch_id)
+    assert (chunk.epoch, chunk.status) == (1, ChunkStatus.PENDING)
 
 
 async def test_a_runner_that_is_told_to_drain_takes_no_more(yard: Yard, pool: PoolRunner) -> None:
