@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from batchyard.turns import Standing
 
 _NOTHING: Final = Beside()
+_LAST_CLAIM_SECONDS: Final = 5.0
+"""For a claim whose runner is to end."""
 
 
 class Claims:
@@ -84,7 +87,7 @@ class Claims:
             return None
         try:
             standing = await self._services.store.chunks.standing(lease.batch_id)
-        except Exception:
+        except BaseException:
             await self._returns.release(lease)
             raise
         if not self._suits(standing):
@@ -195,7 +198,7 @@ class Claims:
     async def _claim_of(
         self, batch_id: str | None, without: Collection[str] = (), beside: Beside = _NOTHING
     ) -> ChunkLease | None:
-        claimed = await self._services.store.chunks.claim(
+        claim = self._services.store.chunks.claim(
             model=self._model,
             owner=self._held.owner,
             lease_seconds=self._services.settings.lease_seconds,
@@ -205,4 +208,17 @@ class Claims:
             hosts=[host for key, host in self._places.items() if key in self._queue],
             with_expired=self._held.renewals.may_take_expired,
         )
+        claiming = asyncio.create_task(claim, name="claim")
+        try:
+            claimed = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # What has begun is written all the same. Not given back, the lease would last its time,
+            # and then count against the chunk.
+            await asyncio.wait([claiming], timeout=_LAST_CLAIM_SECONDS)
+            claiming.cancel()
+            await asyncio.wait([claiming])
+            if not claiming.cancelled() and claiming.exception() is None:
+                for lease in claiming.result():
+                    await self._returns.release(lease)
+            raise
         return claimed[0] if claimed else None

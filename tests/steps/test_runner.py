@@ -197,6 +197,29 @@ async def test_a_chunk_that_was_being_claimed_when_its_runner_is_to_drain_is_rel
     assert (chunk.epoch, chunk.status) == (1, ChunkStatus.PENDING)
 
 
+@pytest.mark.parametrize("method", ["claim", "standing"])
+async def test_a_runner_that_is_cancelled_as_it_claims_a_chunk_keeps_no_lease(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A write that has begun ends by itself, so the claim is not undone."""
+    batch_id = await yard.prepared(lines(5))
+    store, is_claimed = yard.services.store, asyncio.Event()
+    call = getattr(store.chunks, method)
+
+    async def slow(*args: Any, **named: Any) -> Any:
+        answer = await call(*args, **named)
+        is_claimed.set()
+        await asyncio.sleep(0.05)
+        return answer
+
+    monkeypatch.setattr(store.chunks, method, slow)
+    pool.start()
+    await is_claimed.wait()
+    await pool.cancel()
+    (chunk,) = await chunks_in(store, batch_id)
+    assert (chunk.epoch, chunk.status) == (1, ChunkStatus.PENDING)
+
+
 async def test_a_runner_that_is_told_to_drain_takes_no_more(yard: Yard, pool: PoolRunner) -> None:
     batch_id = await yard.prepared(lines(40))
     engine = pool.start(max_num_seqs=4, latency=0.2)
