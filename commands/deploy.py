@@ -72,7 +72,9 @@ def deploy(
 async def _deploy(
     wanted: DeployFile, pools: dict[str, str], url: str, wait_seconds: float, *, prune: bool
 ) -> int:
-    """Blocks before deployments: as soon as there are deployments, batches are run."""
+    """Blocks first: with pools, runners whose models have no block are ended, and with deployments,
+    batches are run.
+    """
     from prefect import get_client  # noqa: PLC0415 - a second
 
     from commands.deployments import deploy_unmet, wanted_deployments  # noqa: PLC0415 - see above
@@ -92,9 +94,9 @@ async def _deploy(
 
     async with get_client() as client:
         await _wait_for(client, url, wait_seconds)
-        async for change in make_pools(client, wanted):
-            changed(change)
         async for change in make_blocks(client, wanted):
+            changed(change)
+        async for change in make_pools(client, wanted):
             changed(change)
         names = {model.name for model in wanted.models}
         async for block in other_blocks(client, wanted):

@@ -38,9 +38,16 @@ class EngineBlocks:
         Raises :class:`~batchyard.errors.StoreError`.
         """
         # A clock that was set back must not keep blocks unread until it has caught up.
-        if 0 <= now - self._asked_at < _ASK_SECONDS:
-            return
+        if not 0 <= now - self._asked_at < _ASK_SECONDS:
+            await self.look_again(now)
+
+    async def look_again(self, now: float) -> bool:
+        """Ask Prefect, also if that was done just now; whether it has said which models are live.
+
+        Raises what :meth:`look` does.
+        """
         self._asked_at = now
+        has_said = False
         trouble = ""
         try:
             offered = await self._api.offered_models()
@@ -51,6 +58,7 @@ class EngineBlocks:
             trouble = f"Prefect's answer is not as expected ({type(error).__name__})."
         else:
             self.live = frozenset(model.name for model in offered if model.is_live)
+            has_said = True
             meaningless = [model.name for model in offered if model.hours is None]
             if meaningless:
                 trouble = (
@@ -61,6 +69,7 @@ class EngineBlocks:
         if trouble and trouble != self._trouble:
             log.warning("hours.not_read", trouble)
         self._trouble = trouble
+        return has_said
 
     async def closed(self, models: Collection[str], now: float) -> dict[str, str]:
         """Why each of these models waits for its hours; those that are open are not named.

@@ -1469,6 +1469,33 @@ async def test_a_runner_of_a_model_that_is_live_no_more_is_drained(
     assert len(prefect.runs) == 1
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_live_runners_stay_when_prefect_has_lost_its_database_and_is_deployed_again(
+    prefect: SmallPrefect,
+    api: PrefectApi,
+    sealed_store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    is_away: bool,
+) -> None:
+    """The blocks were read just before they were made again, or cannot be read now."""
+    prefect.offered, prefect.live = {MODEL}, {MODEL}
+    ours = scheduler_of(api, sealed_store, settings)
+    await ours.look()
+    runner = await announce(prefect, sealed_store)
+    await sealed_store.live_engines.register(
+        LiveEngine(runner_id=runner.id, model=MODEL, address="unix:///s", secret="x")
+    )
+    prefect.runs, prefect.limits, prefect.offered = [], {}, set()
+    pass_time(monkeypatch, sealed_store, 60)
+    await ours.look()
+    prefect.limits, prefect.offered = {"gpu": 1}, None if is_away else {MODEL}
+    for _ in range(3):
+        await ours.look()
+    assert [each.runner_id for each in await sealed_store.live_engines.open(60)] == [runner.id]
+    assert prefect.runs == []
+
+
 @pytest.mark.usefixtures("always_asked")
 async def test_a_live_model_that_nobody_can_serve_is_tried_for_ever(
     prefect: SmallPrefect, api: PrefectApi, sealed_store: Store, settings: Settings
