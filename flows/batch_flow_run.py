@@ -22,7 +22,6 @@ from batchyard.errors import FlowRunNotMade
 from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
 from flows.prefect_client import get_client
-from flows.run_page import NOT_SHOWN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -71,7 +70,8 @@ class FlowRuns:
     ) -> State[Any]:
         """Await ``work`` as a flow run that ends with the state that it returns; the state.
 
-        An exception ends the flow run as failed, a cancellation as crashed; both are raised.
+        An exception ends the flow run as failed, a cancellation as crashed; both are raised. If
+        Prefect does not take the end, or no longer knows the flow run, only the log says so.
         Raises :class:`~batchyard.errors.FlowRunNotMade` before ``work`` begins.
         """
         async with get_client() as client:
@@ -88,9 +88,7 @@ class FlowRuns:
                 await _show_soon(client, run, await _state_after(error))
                 raise
             try:
-                await asyncio.gather(
-                    client.set_flow_run_state(run.id, end.state, force=True), reporting
-                )
+                await asyncio.gather(_show(client, run, end.state), reporting)
             except asyncio.CancelledError:
                 await _show_soon(client, run, end.state)
                 raise
@@ -138,10 +136,18 @@ async def _state_after(error: BaseException) -> State[Any]:
     return await exception_to_crashed_state(error)
 
 
+async def _show(client: PrefectClient, run: FlowRun, state: State[Any]) -> None:
+    """Show the end. What the flow run was for is done, whatever Prefect says."""
+    try:
+        await client.set_flow_run_state(run.id, state, force=True)
+    except Exception as trouble:  # noqa: BLE001 - Prefect's, of any kind
+        log.warning("flow_run.not_changed", type(trouble).__name__)
+
+
 async def _show_soon(client: PrefectClient, run: FlowRun, state: State[Any]) -> None:
-    """Show the end, if Prefect lets us soon: an error is on its way, whatever Prefect says."""
+    """Show the end, if Prefect lets us soon: an error is on its way."""
     try:
         async with asyncio.timeout(_LAST_CALL_SECONDS):
-            await client.set_flow_run_state(run.id, state, force=True)
-    except NOT_SHOWN as trouble:
+            await _show(client, run, state)
+    except TimeoutError as trouble:
         log.warning("flow_run.not_changed", type(trouble).__name__)

@@ -172,6 +172,20 @@ async def test_a_flow_run_that_is_stopped_as_it_reports_ends_as_its_work_did(
     assert [state.message for state in client.ends] == ["10 of 10"]
 
 
+async def test_the_work_has_ended_although_prefect_is_away_or_no_longer_knows_the_flow_run(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else `batchyard run` would call a completed batch lost, and send no notification."""
+
+    async def work() -> End:
+        client.is_away = True
+        return End(Completed(message="10 of 10"))
+
+    assert (await run(FlowRuns(process_batch), work)).message == "10 of 10"
+    assert client.ends == []
+    assert "flow_run.not_changed" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("error", "end", "message"),
     [
