@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from prefect import flow
+from prefect.runtime import flow_run
 from prefect.states import Failed, State
 from pydantic import Field
 
@@ -178,6 +179,8 @@ async def submit_batch(
                 services,
                 replace(asked, input=source, output=results, error=failed),
                 owner=services.owner,
+                # From its first moment: a cancellation may come before its lease is held.
+                flow_run_id=str(flow_run.id),
             )
             end = await take_to_its_end(services, batch_id)
             state = await end.reported()

@@ -109,10 +109,14 @@ class BatchRequest:
 
 
 async def create_batch(
-    services: Services, request: BatchRequest, *, owner: str | None = None
+    services: Services,
+    request: BatchRequest,
+    *,
+    owner: str | None = None,
+    flow_run_id: str | None = None,
 ) -> str:
     """The id of a new batch: :func:`accept_batch`, for those who need no more."""
-    return (await accept_batch(services, request, owner=owner)).id
+    return (await accept_batch(services, request, owner=owner, flow_run_id=flow_run_id)).id
 
 
 async def accept_batch(
@@ -121,14 +125,15 @@ async def accept_batch(
     *,
     input_file: NewFile | None = None,
     owner: str | None = None,
+    flow_run_id: str | None = None,
     batches_per_hour: int | None = None,
     idempotency: IdempotencyKey | None = None,
 ) -> BatchRecord:
     """Write the batch's row. Nothing has been read or run yet.
 
-    With an ``owner`` the batch is leased to it; ``input_file``, ``batches_per_hour`` and
-    ``idempotency`` are those of :meth:`~batchyard.store.Batches.create`, and it raises what that
-    does. Raises
+    With an ``owner`` the batch is leased to it; ``input_file``, ``flow_run_id``,
+    ``batches_per_hour`` and ``idempotency`` are those of
+    :meth:`~batchyard.store.Batches.create`, and it raises what that does. Raises
     :class:`~batchyard.errors.RequestRefused`, :class:`~batchyard.errors.WindowUnattainable`, and
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
@@ -143,6 +148,7 @@ async def accept_batch(
             batches_per_hour=batches_per_hour,
             owner=owner,
             lease_seconds=services.settings.batch_lease_seconds,
+            flow_run_id=flow_run_id,
             idempotency=idempotency,
         )
         made.note(batch=batch.id)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import pyarrow as pa
@@ -35,6 +35,7 @@ from batchyard.steps.publish import publish_results
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import ChunkStatus, Quota
 from flows import run_chunks
+from flows.cancel import cancel_its_batch
 from flows.process_batch import process_batch
 from flows.submit_batch import submit_batch
 from tests.contract.store.samples import chunks_in
@@ -232,6 +233,27 @@ async def test_submit_batch_creates_the_batch_and_runs_it(
         del services
     assert state.is_completed()
     assert len(output.read_text().splitlines()) == 5
+
+
+async def test_a_submission_that_is_cancelled_before_its_batch_is_held_cancels_the_batch(
+    open_yard: OpenYard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect kills the process, and runs the hook in another one."""
+
+    def is_killed(*_: object) -> Any:
+        raise SystemError
+
+    monkeypatch.setattr("flows.submit_batch.take_to_its_end", is_killed)
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in request_lines(5)))
+    async with open_yard() as services:
+        state = await submit_batch(str(path), return_state=True)
+        async with get_client() as client:
+            run = await client.read_flow_run(state.state_details.flow_run_id)
+        deployed = run.model_copy(update={"deployment_id": uuid4()})
+        await cancel_its_batch(submit_batch, deployed, state)
+        (batch,) = await services.store.batches.page()
+    assert batch.status is BatchStatus.CANCELLING
 
 
 async def test_submit_batch_takes_a_dataset_and_its_template(

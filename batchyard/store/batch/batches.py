@@ -82,6 +82,7 @@ class Batches(Aggregate):
         batches_per_hour: int | None = None,
         owner: str | None = None,
         lease_seconds: float = 0.0,
+        flow_run_id: str | None = None,
         idempotency: IdempotencyKey | None = None,
     ) -> BatchRecord:
         """Record a new batch, ``validating``; on return it is durable.
@@ -89,16 +90,16 @@ class Batches(Aggregate):
         ``input_file``: its input, of which there is no row yet, and whose bytes are durable; it is
         recorded with the batch or not at all. ``quota`` is for a tenant that has none of its own,
         ``batches_per_hour`` for all; None: no limit. With an ``owner``, the batch is leased to it
-        from the start. With an ``idempotency`` key that the tenant has used before, nothing is
-        created: the earlier batch is returned, as it is now. Raises
-        :class:`~batchyard.errors.TransitionConflict` for a
-        taken id, :class:`~batchyard.errors.QuotaExceeded`,
-        :class:`~batchyard.errors.BatchRateExceeded` and
+        from the start, and belongs to its ``flow_run_id``. With an ``idempotency`` key that the
+        tenant has used before, nothing is created: the earlier batch is returned, as it is now.
+        Raises :class:`~batchyard.errors.TransitionConflict` for a taken id,
+        :class:`~batchyard.errors.QuotaExceeded`, :class:`~batchyard.errors.BatchRateExceeded` and
         :class:`~batchyard.errors.IdempotencyConflict`.
         """
         lease: dict[str, Any] = {}
         if owner is not None:
             lease = {"owner": owner, "epoch": 1, **renewed(lease_seconds)}
+            lease["flow_run_id"] = flow_run_id
         if idempotency is not None:
             # Before the quota, which is no reason to refuse what was accepted already.
             batch_id = await claim(connection, new.tenant, idempotency, new.id)
@@ -197,7 +198,11 @@ class Batches(Aggregate):
 
         Raises :class:`~batchyard.errors.RecordNotFound`.
         """
-        statement = select(BATCHES.c.id).where(BATCHES.c.flow_run_id == flow_run_id)
+        # A person can run a flow run again: it makes another batch.
+        newest = BATCHES.c.created_at.desc(), BATCHES.c.id
+        statement = (
+            select(BATCHES.c.id).where(BATCHES.c.flow_run_id == flow_run_id).order_by(*newest)
+        )
         batch_id = (await connection.execute(statement)).scalars().first()
         if batch_id is None:
             raise RecordNotFound(f"No batch was run by flow run {flow_run_id}.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import text
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import (
@@ -374,6 +375,31 @@ async def test_the_flow_run_that_works_on_a_batch_is_noted(store: Store) -> None
     batch = await store.batches.create(new_batch())
     await store.batches.set_flow_run(batch.id, "run-1")
     assert await store.batches.get(batch.id) == batch.model_copy(update={"flow_run_id": "run-1"})
+
+
+async def test_a_batch_belongs_to_the_flow_run_that_created_it_from_its_first_moment(
+    store: Store,
+) -> None:
+    batch = await store.batches.create(
+        new_batch(), owner="me", lease_seconds=60, flow_run_id="run-1"
+    )
+    assert await store.batches.of_flow_run("run-1") == batch.id
+
+
+async def test_a_flow_run_that_is_run_again_works_on_its_newest_batch(store: Store) -> None:
+    first = await store.batches.create(new_batch())
+    second = await store.batches.create(new_batch())
+
+    async def work(connection: Any) -> None:
+        # Of two in one second neither is the newer one.
+        for batch_id, created_at in ((second.id, 2000), (first.id, 1000)):
+            await connection.execute(
+                text("UPDATE batches SET flow_run_id = 'run-1', created_at = :at WHERE id = :id"),
+                {"at": created_at, "id": batch_id},
+            )
+
+    await store.database.write(work)
+    assert await store.batches.of_flow_run("run-1") == second.id
 
 
 # -- quotas ---------------------------------------------------------------------------------
