@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from batchyard.settings import Settings
-    from batchyard.store import BatchSnapshot, Store
+    from batchyard.store import BatchRecord, BatchSnapshot, Store
     from batchyard.turns import Standing
 
 log = event_logger(__name__)
@@ -234,6 +234,13 @@ class HeldBatches:
         if held is not None:
             await self._let_go(held, after_seconds, wait_reason)
 
+    def keep(self, batch: BatchRecord) -> None:
+        """Renew the lease of a batch that was created with this process as its owner.
+
+        Until it is held: that may take longer than the lease lasts, as Prefect is asked before.
+        """
+        self._held[batch.id] = HeldBatch(BatchLease(batch.id, batch.epoch, self.owner))
+
     @contextlib.asynccontextmanager
     async def hold(self, batch_id: str) -> AsyncIterator[HeldBatch]:
         """Lease the batch while the block runs, and release it afterwards.
@@ -337,11 +344,6 @@ class HeldBatches:
             batch = await store.batches.get(batch_id)
             if batch.status in TERMINAL:
                 raise BatchEnded
-            if batch.owner == self.owner:
-                # Created with this process as its owner.
-                lease = BatchLease(batch_id, batch.epoch, self.owner)
-                self._held[batch_id] = HeldBatch(lease)
-                return
             await self._renewals.before_claim()
             leases = await store.batch_leases.claim(
                 owner=self.owner,

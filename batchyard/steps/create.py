@@ -152,6 +152,8 @@ async def accept_batch(
             idempotency=idempotency,
         )
         made.note(batch=batch.id)
+    if owner is not None and services.held is not None:
+        services.held.keep(batch)
     return batch
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,8 @@ from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.metric_families import BATCHES_HELD, LEASES_LOST
 from batchyard.services.held_batches import HeldBatches
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.storage.local_file import LocalFile
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 from tests.steps.outages import Outage
@@ -170,6 +173,24 @@ async def test_a_process_keeps_its_batches_when_the_database_was_away_for_longer
         assert await held.claim(8) == []
         assert await claimed_by(yard, "other") == 0
         assert not batch.is_lost
+
+
+async def test_a_batch_that_a_process_has_created_is_its_own_before_it_is_held(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect, which is asked before, may take longer than the lease lasts."""
+    monkeypatch.setattr(intervals, "POLL_SECONDS", 3600)
+    outage = Outage(yard, monkeypatch)
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        services = replace(yard.services, held=held)
+        source = LocalFile(yard.write_input([chat_line("a")]))
+        batch_id = await create_batch(services, BatchRequest(input=source), owner=held.owner)
+        async with outage.away("batches", LEASE_SECONDS):
+            pass
+        assert await held.claim(8) == []
+        assert await claimed_by(yard, "other") == 0
+        async with held.hold(batch_id) as batch:
+            assert not batch.is_lost
 
 
 async def test_after_an_outage_others_may_renew_their_batches_before_they_are_claimed(
