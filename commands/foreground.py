@@ -89,7 +89,9 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
                 ending = await _run_flow(services, batch_id)
     except DispatchFailed as error:
         batch = await services.store.batches.get(batch_id)
-        if batch.status is not BatchStatus.VALIDATING:
+        is_ours = batch.owner is not None and batch.owner == services.owner
+        if batch.status is not BatchStatus.VALIDATING or not is_ours:
+            # With --resume it may be any batch, also one that another process is about to run.
             raise DispatchFailed(f"{error} {how_to_resume(batch_id)}") from error
         # Nothing has begun, and no other process would continue the batch.
         ending = Ending(1, await summarise(services, await stop_failed(services, batch_id, error)))

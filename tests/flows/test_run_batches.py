@@ -6,15 +6,20 @@ import asyncio
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from batchyard.errors import DispatchFailed
+from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchLocations, DeliveryKind, DeliveryStatus, NewBatch
 from commands.foreground import run_to_end
 from commands.own_prefect import OwnPrefect
 from flows.run_batches import run_batches
 from tests.flows.conftest import create, request_lines
 from tests.patience import PATIENCE
+from tests.services.ports import free_port
 from tests.services.receiver import Reply, running_receiver
 
 if TYPE_CHECKING:
@@ -93,3 +98,19 @@ async def test_a_batch_that_runs_while_a_person_watches_is_told_of_at_once(
             ending = await run_to_end(services, batch_id, OwnPrefect())
     assert ending.status == 0
     assert len(receiver.requests) == 1
+
+
+async def test_a_resumed_batch_of_another_process_does_not_fail_because_prefect_is_away(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    """It may be about to run there."""
+    async with open_yard() as services:
+        batch_id = await create(services, tmp_path, request_lines(5))
+        assert await services.store.batch_leases.claim(owner="worker", lease_seconds=60, limit=1)
+        nowhere = f"http://127.0.0.1:{free_port()}/api"
+        with (
+            temporary_settings({PREFECT_API_URL: nowhere}),
+            pytest.raises(DispatchFailed, match=f"--resume {batch_id}"),
+        ):
+            await run_to_end(services, batch_id, OwnPrefect())
+        assert (await services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
