@@ -129,8 +129,16 @@ class Source:
         self.ordinals = ordinals
         self.is_over = False
         """Nothing more will come of it."""
+        self.missed_since: float | None = None
+        """When lines were first missing from its segments, by the monotonic clock."""
         self._seen: set[str] = set()
+        self._has_come = np.zeros(len(ordinals), dtype=np.bool_)
+        self._is_damaged = False
         self._lines: InputLines | None = None
+
+    def misses(self, counted: int) -> bool:
+        """Whether fewer lines have come than were counted, and none of them is damaged."""
+        return not self._is_damaged and int(np.count_nonzero(self._has_come)) < counted
 
     async def lines(self, services: Services, folder: Path) -> InputLines:
         """What was asked."""
@@ -159,7 +167,9 @@ class Source:
         if not found.is_whole:
             # What comes after the damage ends as a line without an answer.
             log.warning("segment.damaged", key=key)
+            self._is_damaged = True
         own = found.headers["ordinal"]
+        self._has_come[own] = True
         return [
             FinishedLine(ordinal, own_ordinal, Outcome(outcome), segment[start : start + length])
             for ordinal, own_ordinal, outcome, start, length in zip(

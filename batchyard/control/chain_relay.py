@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+import time
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from batchyard.services.log_words import describe
 from batchyard.services.renderer import Renderer
 from batchyard.services.segment_headers import decode_headers
 from batchyard.services.segments import read_object
-from batchyard.steps.collect import DAMAGED
+from batchyard.steps.collect import DAMAGED, LISTED_AGAIN_SECONDS
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.templates import BodyNotMade
 from batchyard.threads import in_thread
@@ -60,6 +61,15 @@ class _Readable(NamedTuple):
     ordinal: int
     custom_id: str
     variables: dict[str, Any]
+
+
+class _Ended(NamedTuple):
+    """A source of which nothing more will come."""
+
+    part: BatchRecord | None
+    """As it ended; None: it is the chain's own batch."""
+    counted: int
+    """How many of its lines were answered; they are in its segments."""
 
 
 class ChainRelay:
@@ -144,8 +154,8 @@ class ChainRelay:
         ended = await self._see_what_ended()
         for source in sorted(self._sources, key=lambda each: each.stage):
             await self._read(source)
-            if source.batch_id in ended:
-                await self._give_up_rest(source, ended[source.batch_id])
+            if (end := ended.get(source.batch_id)) and not _may_list_more(source, end.counted):
+                await self._give_up_rest(source, end.part)
         chain = await self._services.store.batches.get(self._chain.id)
         if chain.paused_at is None:
             self._chain = chain
@@ -157,27 +167,43 @@ class ChainRelay:
     async def close(self) -> None:
         """The chain has been stopped: record what is finished, and begin nothing."""
         self._is_closing = True
-        for source in self._sources:
-            await self._read(source)
+        left = list(self._sources)
+        for seconds in (0.0, *LISTED_AGAIN_SECONDS):
+            await asyncio.sleep(seconds)
+            counted = await self._counted()
+            for source in left:
+                await self._read(source)
+            left = [source for source in left if source.misses(counted[source.batch_id])]
+            if not left:
+                break
         await self._write_segments()
         await self._record_counts(is_open=False)
 
     # -- what has been finished ---------------------------------------------------------------
 
-    async def _see_what_ended(self) -> dict[str, BatchRecord | None]:
-        """The sources of which nothing more will come; a part as it ended."""
-        store = self._services.store
-        parts = [each.batch_id for each in self._sources if each is not self._first]
-        found = await store.batches.live(parts)
-        ended: dict[str, BatchRecord | None] = {
-            batch_id: each.record
-            for batch_id, each in found.items()
-            if each.record.status in TERMINAL
+    async def _see_what_ended(self) -> dict[str, _Ended]:
+        """The sources of which nothing more will come."""
+        ended = {
+            batch_id: _Ended(part, part.counts.completed + part.counts.failed)
+            for batch_id, part in (await self._parts()).items()
+            if part.status in TERMINAL
         }
-        chunks = await store.chunks.summary(self._chain.id)
+        chunks = await self._services.store.chunks.summary(self._chain.id)
         if not (chunks.pending or chunks.leased):
-            ended[self._first.batch_id] = None
+            ended[self._first.batch_id] = _Ended(None, chunks.completed + chunks.failed)
         return ended
+
+    async def _counted(self) -> dict[str, int]:
+        """How many lines of each source are in its segments."""
+        counts = {key: each.counts for key, each in (await self._parts()).items()}
+        counted = {key: each.completed + each.failed for key, each in counts.items()}
+        chunks = await self._services.store.chunks.summary(self._chain.id)
+        return counted | {self._first.batch_id: chunks.completed + chunks.failed}
+
+    async def _parts(self) -> dict[str, BatchRecord]:
+        parts = [each.batch_id for each in self._sources if each is not self._first]
+        found = await self._services.store.batches.live(parts)
+        return {batch_id: each.record for batch_id, each in found.items()}
 
     async def _read(self, source: Source) -> None:
         async with aclosing(source.new_lines(self._services)) as segments:
@@ -342,6 +368,16 @@ class ChainRelay:
             epoch=self._epoch,
         )
         self._recorded = state
+
+
+def _may_list_more(source: Source, counted: int) -> bool:
+    """Some object stores list a new object a little later."""
+    if not source.misses(counted):
+        return False
+    now = time.monotonic()
+    if source.missed_since is None:
+        source.missed_since = now
+    return now - source.missed_since < sum(LISTED_AGAIN_SECONDS)
 
 
 # -- beside the batch -----------------------------------------------------------------------------

@@ -41,7 +41,7 @@ log = event_logger(__name__)
 
 _READ_AT_ONCE = 4
 """Segments; each has sixteen mebibytes and a line, at most."""
-_LISTED_AGAIN_SECONDS: Final = (1.0, 4.0, 15.0)
+LISTED_AGAIN_SECONDS: Final = (1.0, 4.0, 15.0)
 """Some object stores list a new object a little later."""
 DAMAGED = BatchError(
     "server_error", "Some finished lines could not be read from the object store; retry them."
@@ -131,11 +131,14 @@ async def _add_all_segments(
 ) -> list[BatchError]:
     """Add all segments; an error for each that is damaged, or for all that are missing."""
     # Before they are listed: a segment is stored before its lines are counted in its chunk's row.
-    chunks = await services.store.chunks.summary(batch.id)
-    # The lines of a chain's last stage are counted nowhere.
-    recorded = 0 if batch.stages else chunks.completed + chunks.failed
+    counted = (
+        await services.store.chains.get(batch.id)
+        if batch.stages
+        else await services.store.chunks.summary(batch.id)
+    )
+    recorded = counted.completed + counted.failed
     known: set[str] = set()
-    for seconds in (0.0, *_LISTED_AGAIN_SECONDS):
+    for seconds in (0.0, *LISTED_AGAIN_SECONDS):
         await asyncio.sleep(seconds)
         damaged = []
         async with contextlib.aclosing(_add_segments(services, prefix, lines, known)) as keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from batchyard.api.stages import stages_of
 from batchyard.chains import Stage
-from batchyard.control import chain_lines, chain_parts
+from batchyard.control import chain_lines, chain_parts, chain_relay
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import StorageUnavailable, StoreUnavailable
 from batchyard.files import retention
@@ -25,11 +26,13 @@ from batchyard.results import answered
 from batchyard.services.keys import segment_key, segments_prefix
 from batchyard.services.renderer import Renderer
 from batchyard.services.segments import encode_entry, put_bytes, read_object
+from batchyard.steps import collect
 from batchyard.steps.collect import DAMAGED
 from batchyard.steps.retry import retry_batch
 from batchyard.store import Chains
 from batchyard.store.batch.rows import BATCHES
 from tests.faults import actor
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import CHAT, Yard, chat_line, until
 
 if TYPE_CHECKING:
@@ -451,6 +454,55 @@ async def test_a_damaged_segment_costs_a_chain_only_what_it_holds(yard: Yard) ->
         await put_bytes(yard.services.storage, key, [no_such_line])
         batch = await ended(yard, batch_id)
     assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 3)
+
+
+class ListsLater:
+    """``storage``, in whose listings each object is missing the first time."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known: set[str] = set()
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        async for key in self._storage.list(prefix):
+            if key in self._known:
+                yield key
+            self._known.add(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+
+def list_later(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Swift at times."""
+    monkeypatch.setattr(collect, "LISTED_AGAIN_SECONDS", (0.0, 0.0))
+    storage: Any = ListsLater(yard.services.storage)
+    yard.services = dataclasses.replace(yard.services, storage=storage)
+
+
+async def test_what_is_listed_late_is_waited_for_in_each_stage(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else finished lines would have no result, and the chain would end as expired."""
+    list_later(yard, monkeypatch)
+    batch = await run(yard, lines(5), JUDGE)
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 5), batch.errors
+    assert len(await yard.results(batch.output_file_id)) == 5
+
+
+async def test_a_chain_that_is_stopped_keeps_what_is_listed_late(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.use(
+        StubEngine(faults=[Fault(FaultKind.ANSWER, lambda body: b"question 0" in body, status=400)])
+    )
+    batch_id = await yard.prepared(lines(3), then=(JUDGE,))
+    await run_chunks(yard.services, "stub-model", batch_id=batch_id)
+    monkeypatch.setattr(chain_relay, "LISTED_AGAIN_SECONDS", (0.0, 0.0))
+    list_later(yard, monkeypatch)
+    await yard.services.store.batches.cancel(batch_id)
+    batch = await yard.finish(batch_id)
+    assert (batch.status, batch.counts.failed) == (BatchStatus.CANCELLED, 1)
 
 
 async def test_a_chain_whose_window_ends_keeps_what_is_finished(yard: Yard) -> None:

@@ -137,7 +137,7 @@ async def test_a_segment_that_is_listed_late_is_waited_for(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with Swift: without the segment, finished lines would have no result."""
-    monkeypatch.setattr(collect, "_LISTED_AGAIN_SECONDS", (0.0,))
+    monkeypatch.setattr(collect, "LISTED_AGAIN_SECONDS", (0.0,))
     batch_id = await yard.prepared(lines(3))
     await run_chunks(yard.services, "stub-model", batch_id=batch_id)
     yard.services = replace(yard.services, storage=ListsLater(yard.services.storage))
@@ -149,7 +149,7 @@ async def test_a_batch_whose_finished_lines_are_lost_has_not_expired(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its window has not ended, and it says what is wrong; the lines of the others are kept."""
-    monkeypatch.setattr(collect, "_LISTED_AGAIN_SECONDS", ())
+    monkeypatch.setattr(collect, "LISTED_AGAIN_SECONDS", ())
     yard.set(chunk_requests=2)
     batch_id = await yard.prepared(lines(3))
     await run_chunks(yard.services, "stub-model", batch_id=batch_id)
