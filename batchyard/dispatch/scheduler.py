@@ -80,6 +80,8 @@ class RunnerScheduler:
         """Why models that have work wait for their engines' hours."""
         self._behind: dict[str, str] = {}
         """Why models that have only background batches wait for a place."""
+        self._unread: dict[str, str] = {}
+        """Why Prefect does not tell of the pools of models that have no runner."""
         self._watches: dict[str, ModelWatch] = {}
         self._troubles: dict[str, str] = {}
         self._suspects: set[str] = set()
@@ -120,6 +122,7 @@ class RunnerScheduler:
         if waiting:
             wanted |= {row.pool for row in await self._runners() if row.id in waiting}
         pools = await self._read_pools(wanted, now)
+        self._unread = await self._unread_of(demand, pools)
         if not pools:
             return ()
         # The database after Prefect: a flow run that has become a runner since is counted once.
@@ -163,7 +166,7 @@ class RunnerScheduler:
     def waits(self) -> dict[str, str]:
         """Why models that have work are not served now; models that are served are not named."""
         reasons = {model: watch.reason for model, watch in self._watches.items() if watch.reason}
-        return self._behind | reasons | self._closed
+        return self._behind | self._unread | reasons | self._closed
 
     async def close(self) -> None:
         """Release the scheduler's lease."""
@@ -207,6 +210,16 @@ class RunnerScheduler:
             self._troubles.pop(name, None)
             pools[name] = _Pool(active, limit)
         return pools
+
+    async def _unread_of(
+        self, demand: Sequence[ModelDemand], pools: Collection[str]
+    ) -> dict[str, str]:
+        pool_of = {entry.model: self._settings.pool_of(entry.model) for entry in demand}
+        unread = {model: pool for model, pool in pool_of.items() if pool not in pools}
+        served = {row.model for row in await self._runners()} if unread else set()
+        return {
+            model: self._troubles[pool] for model, pool in unread.items() if model not in served
+        }
 
     async def _limit_of(self, pool: str, now: float) -> int | None:
         until, limit = self._pool_limits.get(pool, (now, None))

@@ -1426,6 +1426,20 @@ async def test_one_that_is_the_scheduler_again_holds_nothing_old_against_a_model
     assert looking.waits == {}
 
 
+async def test_a_model_whose_pool_prefect_does_not_have_says_so_until_it_is_served(
+    prefect: SmallPrefect, api: PrefectApi, store: Store, settings: Settings
+) -> None:
+    """A runner that Prefect has forgotten serves it all the same."""
+    await begun_batch(store)
+    ours = scheduler_of(api, store, settings)
+    prefect.limits = {}
+    await ours.look()
+    assert "has no /work_pools/gpu: run `batchyard deploy`" in ours.waits[MODEL]
+    await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model=MODEL)
+    await ours.look()
+    assert ours.waits == {}
+
+
 # -- live models --------------------------------------------------------------------------------
 
 
