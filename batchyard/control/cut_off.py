@@ -6,6 +6,7 @@ batch that it leases would wait for it without end.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -33,12 +34,15 @@ class CutOff:
         elif self._since is not None and began_at >= self._since:
             self._since = None
 
-    async def is_alone(self) -> bool:
+    async def is_alone(self, *, worked_at: float = -math.inf) -> bool:
         """Whether Prefect has made no flow run here for a minute, and answers another process.
 
-        While it answers nobody, nothing is gained by another process. Raises
-        :class:`~batchyard.errors.StoreError`.
+        While it answers nobody, nothing is gained by another process. ``worked_at``: when work on
+        a batch last began, by the monotonic clock. There was a flow run for it, which may not be
+        noted for days. Raises :class:`~batchyard.errors.StoreError`.
         """
+        if self._since is not None and worked_at >= self._since:
+            self._since = None
         if self._since is None or time.monotonic() - self._since < _PATIENCE_SECONDS:
             return False
         return await self._store.leases.owner_of(SCHEDULER_LEASE) not in {None, self._owner}

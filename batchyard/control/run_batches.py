@@ -126,6 +126,8 @@ class BatchRunner:
         trouble: Exception | None = None
         try:
             async with self._held.working(batch_id):
+                # It may have waited for its turn for long.
+                began_at = time.monotonic()
                 await self._process(batch_id)
             await self._count(batch_id)
         except LeaseLost as error:
@@ -167,7 +169,8 @@ class BatchRunner:
         try:
             # Before the heartbeat, which then says so. Its batches go on, and another process is
             # started for the others.
-            if await self._cut_off.is_alone() and await runners.drain(runner_id):
+            is_alone = await self._cut_off.is_alone(worked_at=self._held.worked_at)
+            if is_alone and await runners.drain(runner_id):
                 log.warning("batches.left_to_others", runner=runner_id)
             status = await runners.heartbeat(runner_id)
         except RecordNotFound:

@@ -143,6 +143,8 @@ class HeldBatches:
         self._working: dict[str, WorkPlace] = {}
         self._held: dict[str, HeldBatch] = {}
         self._leases_lost = 0
+        self.worked_at = -math.inf
+        """When the work on a batch last began, by the monotonic clock."""
         self._renewals = Renewals(
             self._renew, self._look, lease_seconds=settings.batch_lease_seconds
         )
@@ -253,6 +255,7 @@ class HeldBatches:
         if batch_id not in self._held:
             await self._obtain(batch_id)
         held = self._held[batch_id]
+        self.worked_at = time.monotonic()
         after_seconds, wait_reason = 0.0, None
         try:
             async with held.worked_on():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from batchyard.control import cut_off
 from batchyard.control.run_batches import BatchRunner
 from batchyard.errors import FlowRunNotMade, StoreUnavailable
 from batchyard.services.held_batches import HeldBatches
+from batchyard.services.work_places import WorkPlace
 from batchyard.store import RunnerKind, RunnerStatus
 from batchyard.store.leases import SCHEDULER_LEASE
 from tests.lifecycle import run_chunks, take_to_its_end
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from batchyard.control.batch_lease import LeasedBatch
     from batchyard.services.services import Services
     from batchyard.store import Store
+    from batchyard.turns import Standing
 
 
 async def serve(yard: Yard, take: Callable[[Services, str], Awaitable[object]]) -> int:
@@ -160,6 +163,59 @@ async def test_a_process_for_which_prefect_makes_flow_runs_again_takes_up_batche
     assert await cut.is_alone()
     cut.note(StoreUnavailable("of the batch"), began_at=30.0)
     assert not await cut.is_alone()
+
+
+async def test_a_process_whose_later_batches_run_for_long_keeps_its_place(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect has made flow runs for them, which nothing says before they end."""
+    monkeypatch.setattr(cut_off, "_PATIENCE_SECONDS", PATIENCE * 0.4)
+    store = yard.services.store
+    assert await store.leases.claim(SCHEDULER_LEASE, "another process", 60)
+    failed_id, _ = [await yard.create([chat_line("a")]) for _ in range(2)]
+    async with HeldBatches(store, yard.services.settings) as held:
+
+        async def take(batch_id: str) -> None:
+            if batch_id == failed_id:
+                raise FlowRunNotMade("Prefect made no flow run: ConnectError")
+            await asyncio.sleep(0.05)
+            async with held.hold(batch_id):
+                await asyncio.Event().wait()
+
+        services = replace(yard.services, held=held)
+        serving = asyncio.create_task(BatchRunner(services, held, take).serve())
+        await asyncio.sleep(PATIENCE * 0.8)
+        assert await status_in(store) is RunnerStatus.LIVE
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+async def test_the_time_in_which_a_batch_waited_for_its_turn_is_no_trouble_of_prefects(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[float] = []
+    turn_at = 0.0
+
+    def note(_: object, error: Exception | None, *, began_at: float) -> None:
+        assert isinstance(error, FlowRunNotMade)
+        noted.append(began_at)
+
+    async def waits(self: WorkPlace, standing: Standing) -> None:
+        nonlocal turn_at
+        await asyncio.sleep(0.05)
+        turn_at = time.monotonic()
+        await take_place(self, standing)
+
+    async def take(*_: object) -> None:
+        raise FlowRunNotMade("Prefect made no flow run: ConnectError")
+
+    take_place = WorkPlace.take
+    monkeypatch.setattr(WorkPlace, "take", waits)
+    monkeypatch.setattr(cut_off.CutOff, "note", note)
+    await yard.create([chat_line("a")])
+    await serve(yard, take)
+    assert noted
+    assert noted[0] >= turn_at
 
 
 async def test_chains_get_the_last_places_too(yard: Yard) -> None:
