@@ -21,6 +21,7 @@ from batchyard.settings import read_settings
 from batchyard.settings_sources import config_file
 from batchyard.web.url import shown
 from commands.loopback import without_proxy_to
+from commands.prefect_refusals import login_refused
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -51,6 +52,8 @@ def deploy(
 
     It changes only what differs from the file, so the command can be repeated.
     """
+    from httpx import HTTPError  # noqa: PLC0415 - see below
+    from prefect.exceptions import PrefectException  # noqa: PLC0415 - see below
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second
 
     from commands.deploy_file import DeployFile, read_deploy_file  # noqa: PLC0415 - see above
@@ -64,7 +67,14 @@ def deploy(
     os.environ |= without_proxy_to(url, os.environ)
     models = f"{len(wanted.models)} models in {path}" if path else "no batchyard.toml, so no models"
     say(f"Prefect: {shown(url)}\nModels:  {models}")
-    changes = asyncio.run(_deploy(wanted, settings.pools, url, wait, prune=prune))
+    try:
+        changes = asyncio.run(_deploy(wanted, settings.pools, url, wait, prune=prune))
+    except (HTTPError, PrefectException) as error:
+        why = login_refused(url, error) or (
+            f"Prefect's API at {shown(url)} did not do what was asked ({type(error).__name__}): "
+            "see the log of its server, and run `batchyard deploy` again."
+        )
+        raise DispatchFailed(why) from error
     if not changes:
         say("Everything is up to date.")
 

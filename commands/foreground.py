@@ -20,6 +20,7 @@ from batchyard.services.stop_batch import stop_failed
 from batchyard.web.url import shown
 from commands.loopback import without_proxy
 from commands.own_prefect import OwnPrefect
+from commands.prefect_refusals import login_refused
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -120,11 +121,19 @@ async def _check_prefect(url: str) -> None:
         async with get_client() as client:
             await client.raise_for_api_version_mismatch()
     except Exception as error:  # RuntimeError, httpx's and Prefect's own
-        raise DispatchFailed(
-            f"Prefect's API at {shown(url)} does not answer ({type(error).__name__}): check that "
-            "the server runs, or unset PREFECT_API_URL to use one that lives as long as this "
-            "command."
-        ) from error
+        raise DispatchFailed(_why_not_usable(url, error)) from error
+
+
+def _why_not_usable(url: str, error: Exception) -> str:
+    if (refused := login_refused(url, error)) is not None:
+        return refused
+    if isinstance(error, RuntimeError) and error.__cause__ is None:
+        # Its version is another one.
+        return f"The Prefect server at {shown(url)} cannot be used: {error}"
+    return (
+        f"Prefect's API at {shown(url)} does not answer ({type(error).__name__}): check that the "
+        "server runs, or unset PREFECT_API_URL to use one that lives as long as this command."
+    )
 
 
 async def _run_flow(services: Services, batch_id: str) -> Ending:
