@@ -12,7 +12,8 @@ It uses HTTP, so that a process that only has to start a runner never imports Pr
 ``standby``          the flow run that takes over if a process is lost
 ``scheduler``        starts and drains the runners of chunks, with ``model_watch``
 ``scheduler_lease``  whose turn it is to do so
-``engine_hours``     which models wait for the hours of their engines
+``engine_blocks``    which models wait for the hours of their engines, and which are live
+``live_models``      which models have a runner without any batches
 ``status_events``    sends the statuses of batches to Prefect as events
 ``offered``          which models have an engine block
 ===================  ========================================================================

@@ -44,8 +44,9 @@ MOST_WORDS: Final = 7
 NO_SALT: Final = "-"
 """In place of a salt, where another word follows."""
 ABORT_URL: Final = "-"
-NO_RETRY_AFTER: Final = b"-"
 """In place of a URL: the frame aborts the request in flight that has its tag."""
+NO_RETRY_AFTER: Final = b"-"
+"""In place of the engine's ``Retry-After``, where it sent none."""
 
 _NO_WORD: Final = "the words of a header must be printable ASCII without spaces"
 MAX_HEADER_BYTES: Final = 16_384
