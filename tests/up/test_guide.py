@@ -183,7 +183,7 @@ def test_the_file_of_the_readme_runs_here_too(yard: Yard, folder: Path) -> None:
     """README.md's first block without its engine: `batchyard submit` as the sentence has it."""
     file, _, _ = block("README.md", "first-batch").partition(".venv/bin/batchyard run")
     page = (ROOT / "README.md").read_text()
-    (submit,) = re.findall(r"`(batchyard submit -i requests\.jsonl)`", page)
+    (submit,) = re.findall(r"`\.venv/bin/(batchyard submit -i requests\.jsonl)`", page)
     said = bash(f"{file}{submit} -o out.jsonl --wait", folder, yard.operator_environment())
     assert "completed" in said
     assert custom_ids((folder / "out.jsonl").read_text()) == ["one", "two"]
