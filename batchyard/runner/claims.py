@@ -15,7 +15,7 @@ from batchyard.store import ChunkAction, Host
 from batchyard.turns import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from batchyard.runner.admission import AdmissionQueue
     from batchyard.runner.held_chunks import HeldChunks
@@ -181,11 +181,11 @@ class Claims:
     async def _claim(self) -> ChunkLease | None:
         chunks, queue = self._services.store.chunks, self._queue
         if queue.is_empty:
-            return await self._claim_of(self._batch_id, self._not_now(), queue.beside)
+            return await self._claim_of(self._batch_id, queue.beside)
         if self._has_looked():
             return None
         if await self._is_any_free(queue.beside):
-            return await self._claim_of(self._batch_id, self._not_now(), queue.beside)
+            return await self._claim_of(self._batch_id, queue.beside)
         # Not before others: of many small batches one after the other would go first.
         joinable = await chunks.joinable(
             self._model,
@@ -195,20 +195,8 @@ class Claims:
         )
         return None if joinable is None else await self._claim_of(joinable)
 
-    async def _claim_of(
-        self, batch_id: str | None, without: Collection[str] = (), beside: Beside = _NOTHING
-    ) -> ChunkLease | None:
-        claim = self._services.store.chunks.claim(
-            model=self._model,
-            owner=self._held.owner,
-            lease_seconds=self._services.settings.lease_seconds,
-            batch_id=batch_id,
-            without=without,
-            beside=beside,
-            hosts=[host for key, host in self._places.items() if key in self._queue],
-            with_expired=self._held.renewals.may_take_expired,
-        )
-        claiming = asyncio.create_task(claim, name="claim")
+    async def _claim_of(self, batch_id: str | None, beside: Beside = _NOTHING) -> ChunkLease | None:
+        claiming = asyncio.create_task(self._claimed(batch_id, beside), name="claim")
         try:
             claimed = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -222,3 +210,16 @@ class Claims:
                     await self._returns.release(lease)
             raise
         return claimed[0] if claimed else None
+
+    async def _claimed(self, batch_id: str | None, beside: Beside) -> list[ChunkLease]:
+        # Asked in the last moment: a batch that has just been postponed is free again.
+        return await self._services.store.chunks.claim(
+            model=self._model,
+            owner=self._held.owner,
+            lease_seconds=self._services.settings.lease_seconds,
+            batch_id=batch_id,
+            without=self._not_now(),
+            beside=beside,
+            hosts=[host for key, host in self._places.items() if key in self._queue],
+            with_expired=self._held.renewals.may_take_expired,
+        )
