@@ -87,12 +87,31 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.Rec
     try:
         # Those that the first file does not have would be lost without a word.
         if len(batch.schema) == len(schema):
-            return batch.select(schema.names).cast(schema)
+            chosen = batch.select(schema.names)
+            # A cast leaves them out within objects too.
+            if not any(map(_has_more, chosen.schema.types, schema.types)):
+                return chosen.cast(schema)
     except (KeyError, pa.ArrowException):
         pass
     raise Refused(
         "invalid_dataset", f"{path.name} has other columns than the first file of the dataset."
     )
+
+
+def _has_more(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether objects somewhere in its values have fields that those of ``wanted`` do not have."""
+    others = _parts_of(wanted)
+    return any(
+        name not in others or _has_more(part, others[name])
+        for name, part in _parts_of(kind).items()
+    )
+
+
+def _parts_of(kind: pa.DataType) -> dict[str | int, pa.DataType]:
+    fields = [kind.field(each) for each in range(kind.num_fields)]
+    # Writers name the items of a list as they like.
+    names = [each.name for each in fields] if pa.types.is_struct(kind) else range(len(fields))
+    return {name: field.type for name, field in zip(names, fields, strict=True)}
 
 
 def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

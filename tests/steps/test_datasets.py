@@ -803,6 +803,22 @@ async def test_results_are_never_files_of_their_dataset(
         ("data/*.parquet", "data/deep/answers.parquet"),
         ("data/a.parquet", "data/answers.parquet"),
         ("s3://b/data/", "s3://b/data-answers.parquet"),
+def test_so_are_parts_with_more_fields_in_their_objects(tmp_path: Path) -> None:
+    """A field that only the first file has is null in the others."""
+    small, large = pa.struct({"a": pa.int64()}), pa.struct({"a": pa.int64(), "b": pa.int64()})
+    kinds = [lambda of: of, pa.list_, pa.large_list, lambda of: pa.map_(pa.string(), of)]
+    for number, make in enumerate(kinds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        schemas = [pa.schema({"x": make(kind)}) for kind in (small, large)]
+        for name, schema in zip("01", schemas, strict=True):
+            pq.write_table(pa.table({"x": pa.nulls(1, schema.field(0).type)}), folder / name)
+        rows = tables.read_rows([folder / "1", folder / "0"], schemas[1])
+        assert [each.num_rows for each in rows] == [1, 1]
+        with pytest.raises(tables.Refused, match="1 has other columns"):
+            list(tables.read_rows([folder / "0", folder / "1"], schemas[0]))
+
+
         ("s3://b/data/", "s3://c/data/a.parquet"),
         ("s3://b/data/*.parquet", "s3://b/data/deep/a.parquet"),
         ("data", "s3://b/data/a.parquet"),
