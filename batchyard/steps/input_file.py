@@ -53,13 +53,16 @@ async def store_input(
     where the file was recorded meanwhile.
     """
     with arriving(services, batch.tenant) as within_quota:
-        awaited = within_quota(_unless_recorded(services, batch, parts))
+        awaited = within_quota(unless_recorded(services, batch, parts))
         return await services.storage.put(file_key(batch.input_file_id), awaited)
 
 
-async def _unless_recorded(
+async def unless_recorded(
     services: Services, batch: BatchRecord, parts: AsyncGenerator[bytes]
 ) -> AsyncGenerator[bytes]:
+    """Pass ``parts`` on. Raises :class:`~batchyard.errors.TransitionConflict` behind them where
+    the batch's input was recorded meanwhile, so that what stores them does not.
+    """
     async with aclosing(parts) as stream:
         async for part in stream:
             yield part

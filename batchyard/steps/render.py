@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ from batchyard.errors import (
     DatasetRefused,
     InputRefused,
     ObjectTooLarge,
+    RecordNotFound,
     RequestRefused,
     StorageLimitExceeded,
     TransitionConflict,
@@ -24,7 +25,12 @@ from batchyard.services.arrivals import arriving
 from batchyard.services.keys import rows_key
 from batchyard.services.quotas import default_quota
 from batchyard.services.services import Progress
-from batchyard.steps.input_file import record_input, store_input, wipe_unnamed
+from batchyard.steps.input_file import (
+    record_input,
+    store_input,
+    unless_recorded,
+    wipe_unnamed,
+)
 from batchyard.steps.input_place import failures_of_input, read_input
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.storage.local_file import LocalFile
@@ -109,12 +115,20 @@ async def _store(
 async def _store_rows(
     services: Services, batch: BatchRecord, path: Path, lifetime_seconds: int
 ) -> None:
-    """They may be far larger than the lines that a template makes of them."""
+    """They may be far larger than the lines that a template makes of them.
+
+    Raises :class:`~batchyard.errors.TransitionConflict` where another process has recorded the
+    lines meanwhile: what it has read may have been another version of the dataset.
+    """
+    file_id = result_file_id(batch.id, "rows")
+    rows = unless_recorded(services, batch, read_file(path))
     with arriving(services, batch.tenant) as within_quota:
-        key = rows_key(batch.input_file_id)
-        kept = await services.storage.put(key, within_quota(read_file(path)))
+        # An earlier attempt has recorded them, and they would count twice.
+        is_counted = await _is_recorded(services, file_id)
+        awaited = rows if is_counted else within_quota(rows)
+        kept = await services.storage.put(rows_key(batch.input_file_id), awaited)
     file = NewFile(
-        id=result_file_id(batch.id, "rows"),
+        id=file_id,
         purpose=_ROWS_PURPOSE,
         filename=f"{batch.id}_rows.parquet",
         size_bytes=kept.size_bytes,
@@ -130,6 +144,13 @@ async def _store_rows(
     except StorageLimitExceeded:
         await wipe_unnamed(services, kept.key)
         raise
+
+
+async def _is_recorded(services: Services, file_id: str) -> bool:
+    with suppress(RecordNotFound):
+        await services.store.files.get(file_id)
+        return True
+    return False
 
 
 async def _lines(

@@ -28,11 +28,18 @@ from batchyard.datasets.jobs import (
 )
 from batchyard.delivery.redeliver import deliver_to
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.errors import DatasetRefused, InputRefused, RequestRefused
+from batchyard.errors import (
+    DatasetRefused,
+    InputRefused,
+    RequestRefused,
+    StoreUnavailable,
+    TransitionConflict,
+)
 from batchyard.files.delete import delete_file
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import answered
-from batchyard.services.keys import file_key
+from batchyard.services.keys import file_key, rows_key
+from batchyard.steps import render
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.retry import retry_batch
 from batchyard.storage.local_file import LocalFile
@@ -48,7 +55,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from batchyard.services.services import Services
     from batchyard.storage.bucket import S3Credentials
+    from batchyard.store import BatchRecord
 
 TEMPLATE = """
 {
@@ -97,6 +106,11 @@ async def rendered(yard: Yard, path: Path | str, template: str = TEMPLATE, **req
 
 def questions(count: int) -> pa.Table:
     return pa.table({"question": [f"question {n}" for n in range(count)]})
+
+
+def random_questions(count: int) -> pa.Table:
+    """No file of them is much smaller than 400 bytes for each."""
+    return pa.table({"question": [os.urandom(400).hex() for _ in range(count)]})
 
 
 async def test_rows_become_requests_and_their_answers_rows(yard: Yard) -> None:
@@ -242,13 +256,62 @@ async def test_rows_count_as_bytes_of_their_tenant(
     yard: Yard, template: str, most_bytes: int
 ) -> None:
     """There is no room for the rows, or for both them and the lines. Nothing stays of either."""
-    path = write(yard, pa.table({"question": [os.urandom(400).hex() for _ in range(1000)]}))
+    path = write(yard, random_questions(1000))
     await yard.services.store.tenants.set_quota("full", Quota(max_stored_bytes=most_bytes))
     with pytest.raises(InputRefused) as refused:
         await rendered(yard, path, template, tenant="full")
     assert [each.code for each in refused.value.entries] == ["storage_limit_exceeded"]
     assert await yard.services.store.files.page("full", limit=9) == []
     assert [key async for key in yard.services.storage.list("files/")] == []
+
+
+async def test_rows_of_an_earlier_attempt_count_once(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended before it could record the lines."""
+    path = write(yard, random_questions(1000))
+    await yard.services.store.tenants.set_quota("full", Quota(max_stored_bytes=700_000))
+    batch_id = await create(yard, path, '{"model": "m"}', tenant="full")
+
+    async def away(*_: object, **__: object) -> int:
+        raise StoreUnavailable("The database cannot be reached.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(render, "record_input", away)
+        with pytest.raises(StoreUnavailable):
+            await fetch_input(yard.services, batch_id)
+    await fetch_input(yard.services, batch_id)
+    batch = await yard.services.store.batches.get(batch_id)
+    assert len(await yard.results(batch.input_file_id)) == 1000
+
+
+async def test_rows_that_come_late_do_not_replace_those_of_the_next_owner(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dataset has changed since the first one read it, and the table would have its rows.
+
+    Nor is the input deleted because the quota has no room for the rows once more.
+    """
+    await yard.services.store.tenants.set_quota("full", Quota(max_stored_bytes=700_000))
+    path = write(yard, random_questions(1000))
+    batch_id = await create(yard, path, '{"model": "m"}', tenant="full")
+    store_input = render.store_input
+
+    async def delayed(services: Services, batch: BatchRecord, parts: Any) -> Any:
+        stored = await store_input(services, batch, parts)
+        monkeypatch.setattr(render, "store_input", store_input)
+        write(yard, random_questions(999))
+        await fetch_input(services, batch_id)
+        return stored
+
+    monkeypatch.setattr(render, "store_input", delayed)
+    with pytest.raises(TransitionConflict):
+        await fetch_input(yard.services, batch_id)
+    batch = await yard.services.store.batches.get(batch_id)
+    key = rows_key(batch.input_file_id)
+    rows = b"".join([part async for part in yard.services.storage.get(key)])
+    assert pq.read_table(pa.BufferReader(rows)).num_rows == 999
+    assert len(await yard.results(batch.input_file_id)) == 999
 
 
 async def test_what_the_table_is_made_with_is_kept_as_long_as_the_results(yard: Yard) -> None:
@@ -740,6 +803,22 @@ def test_so_are_parts_with_more_columns(tmp_path: Path) -> None:
         next(rows)
 
 
+def test_so_are_parts_with_more_fields_in_their_objects(tmp_path: Path) -> None:
+    """A field that only the first file has is null in the others."""
+    small, large = pa.struct({"a": pa.int64()}), pa.struct({"a": pa.int64(), "b": pa.int64()})
+    kinds = [lambda of: of, pa.list_, pa.large_list, lambda of: pa.map_(pa.string(), of)]
+    for number, make in enumerate(kinds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        schemas = [pa.schema({"x": make(kind)}) for kind in (small, large)]
+        for name, schema in zip("01", schemas, strict=True):
+            pq.write_table(pa.table({"x": pa.nulls(1, schema.field(0).type)}), folder / name)
+        rows = tables.read_rows([folder / "1", folder / "0"], schemas[1])
+        assert [each.num_rows for each in rows] == [1, 1]
+        with pytest.raises(tables.Refused, match="1 has other columns"):
+            list(tables.read_rows([folder / "0", folder / "1"], schemas[0]))
+
+
 @pytest.mark.parametrize(
     ("request_", "param", "words"),
     [
@@ -803,22 +882,6 @@ async def test_results_are_never_files_of_their_dataset(
         ("data/*.parquet", "data/deep/answers.parquet"),
         ("data/a.parquet", "data/answers.parquet"),
         ("s3://b/data/", "s3://b/data-answers.parquet"),
-def test_so_are_parts_with_more_fields_in_their_objects(tmp_path: Path) -> None:
-    """A field that only the first file has is null in the others."""
-    small, large = pa.struct({"a": pa.int64()}), pa.struct({"a": pa.int64(), "b": pa.int64()})
-    kinds = [lambda of: of, pa.list_, pa.large_list, lambda of: pa.map_(pa.string(), of)]
-    for number, make in enumerate(kinds):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        schemas = [pa.schema({"x": make(kind)}) for kind in (small, large)]
-        for name, schema in zip("01", schemas, strict=True):
-            pq.write_table(pa.table({"x": pa.nulls(1, schema.field(0).type)}), folder / name)
-        rows = tables.read_rows([folder / "1", folder / "0"], schemas[1])
-        assert [each.num_rows for each in rows] == [1, 1]
-        with pytest.raises(tables.Refused, match="1 has other columns"):
-            list(tables.read_rows([folder / "0", folder / "1"], schemas[0]))
-
-
         ("s3://b/data/", "s3://c/data/a.parquet"),
         ("s3://b/data/*.parquet", "s3://b/data/deep/a.parquet"),
         ("data", "s3://b/data/a.parquet"),
