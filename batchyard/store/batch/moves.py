@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import insert, select, update
 
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.lifecycle import TRANSITIONS, BatchStatus
@@ -23,7 +23,7 @@ from batchyard.store.columns import usage_values
 from batchyard.store.delivery.outbox import insert_deliveries
 from batchyard.store.file.files import insert_file
 from batchyard.store.leasing import released
-from batchyard.store.tenant.usage import count_usage
+from batchyard.store.tenant.usage import costs_so_far, count_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -108,13 +108,11 @@ async def _count(connection: AsyncConnection, ended: BatchRecord, prices: Prices
     counts = {"completed": first.completed, "failed": first.failed}
     own = ended.model_copy(update={**counts, **usage_values(first.usage)})
     of_first = (await count_usage(connection, own, prices)).get("cost")
-    sum_of_parts = select(func.sum(BATCHES.c.cost)).where(
-        BATCHES.c.part_of == ended.id, BATCHES.c.currency == prices.currency
-    )
-    of_parts = (await connection.execute(sum_of_parts)).scalar_one()
+    # Those that are stopped with the chain end a little later, and have used as much by now.
+    of_parts = (await costs_so_far(connection, {}, prices, [ended.id])).get(ended.id)
     if of_first is None and of_parts is None:
         return {}
-    cost = min((of_first or 0) + int(of_parts or 0), MOST_AMOUNT)
+    cost = min((of_first or 0) + (of_parts or 0), MOST_AMOUNT)
     return {"cost": cost, "currency": prices.currency}
 
 

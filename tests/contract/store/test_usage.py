@@ -426,30 +426,51 @@ async def test_live_requests_are_counted_once_though_their_first_write_has_not_e
     assert total.requests == 20
 
 
-@pytest.mark.parametrize(("first_model", "cost"), [(MODEL, 2 * COST), ("without a price", COST)])
-async def test_a_chain_costs_what_its_parts_cost_also_if_its_first_stage_has_no_price(
-    priced: Store, first_model: str, cost: int
-) -> None:
-    chain = await priced.batches.create(
+async def chain_with_part(store: Store, first_model: str = MODEL) -> tuple[str, str]:
+    """The ids of a chain and of its part, which runs. Both have used USAGE by now."""
+    chain = await store.batches.create(
         new_batch(then=(Stage("/v1/embeddings", "{}"),)), owner="me", lease_seconds=60
     )
-    await begin(priced, chain.id, model=first_model)
-    (lease,) = await priced.chunks.claim(model=first_model, owner="a", lease_seconds=60)
-    await priced.chunks.complete(lease, completed=9, failed=1, usage=USAGE)
+    await begin(store, chain.id, model=first_model)
+    (lease,) = await store.chunks.claim(model=first_model, owner="a", lease_seconds=60)
+    await store.chunks.complete(lease, completed=9, failed=1, usage=USAGE)
     file = new_file(holds_responses=True)
     part = new_batch(input_file_id=file.id, part_of=chain.id)
     ordinals = b"\0\0\0\0\2\0\0\0"
     as_part = ChainPart(batch_id=part.id, chain_id=chain.id, stage=1, ordinals=ordinals)
-    await priced.chains.add_part(as_part, file, part, epoch=1)
-    await begin(priced, part.id)
-    (lease,) = await priced.chunks.claim(model=MODEL, owner="a", lease_seconds=60)
-    await priced.chunks.record_progress(lease, completed=4, failed=0, usage=USAGE)
-    for batch_id in (part.id, chain.id):
+    await store.chains.add_part(as_part, file, part, epoch=1)
+    await begin(store, part.id)
+    (lease,) = await store.chunks.claim(model=MODEL, owner="a", lease_seconds=60)
+    await store.chunks.record_progress(lease, completed=4, failed=0, usage=USAGE)
+    return chain.id, part.id
+
+
+@pytest.mark.parametrize(("first_model", "cost"), [(MODEL, 2 * COST), ("without a price", COST)])
+async def test_a_chain_costs_what_its_parts_cost_also_if_its_first_stage_has_no_price(
+    priced: Store, first_model: str, cost: int
+) -> None:
+    chain_id, part_id = await chain_with_part(priced, first_model)
+    for batch_id in (part_id, chain_id):
         # So far it is that of the parts that run, and then of those that have ended.
-        found = await priced.batches.get(chain.id)
+        found = await priced.batches.get(chain_id)
         listed = [each.batch for each in (await priced.overview.batches(Asked())).batches]
-        assert [each.cost for each in listed if each.id == chain.id] == [found.cost] == [cost]
+        assert [each.cost for each in listed if each.id == chain_id] == [found.cost] == [cost]
         await priced.batches.advance(batch_id, S.IN_PROGRESS, S.FINALIZING)
         await finish(priced, batch_id, S.COMPLETED, **DONE)
-    found = await priced.batches.get(chain.id)
+    found = await priced.batches.get(chain_id)
     assert (found.cost, found.currency) == (cost, "eur")
+
+
+async def test_a_chain_that_is_stopped_costs_what_its_parts_have_used_until_then(
+    priced: Store,
+) -> None:
+    """They are stopped with it, and one of them may end later than the chain."""
+    chain_id, part_id = await chain_with_part(priced)
+    for batch_id in (chain_id, part_id):
+        await priced.batches.cancel(batch_id)
+    for batch_id in (chain_id, part_id):
+        await finish(priced, batch_id, S.CANCELLED, **DONE)
+    found = await priced.batches.get(chain_id)
+    assert (found.cost, found.currency) == (2 * COST, "eur")
+    # Each of them was counted once.
+    assert sum(each.requests for each in await totals(priced)) == 20
