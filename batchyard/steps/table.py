@@ -99,12 +99,19 @@ async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder
         output=await local(keys.output) if keys.output else None,
         error=await local(keys.error) if keys.error else None,
         rows=await local(rows_key) if rows_key else None,
-        has_embeddings=batch.endpoint == _EMBEDDINGS,
+        has_embeddings=await _answered_by(services, batch) == _EMBEDDINGS,
     )
     async with aclosing(run_job(job, folder, batch.tenant)) as parts:
         async for _ in parts:
             pass
     return folder / TABLE_FILE
+
+
+async def _answered_by(services: Services, batch: BatchRecord) -> str:
+    """The endpoint of the answers: of a chain that of its last stage."""
+    if not batch.stages:
+        return batch.endpoint
+    return (await services.store.chains.get(batch.id)).stages[-1].endpoint
 
 
 async def _has_input(services: Services, batch: BatchRecord) -> bool:

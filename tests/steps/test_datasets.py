@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchyard.chains import Stage
+from batchyard.control import chain_parts
 from batchyard.datasets import join, json_rows, process, tables
 from batchyard.datasets.files import literal_of, local_files, object_files
 from batchyard.datasets.jobs import (
@@ -49,6 +51,7 @@ from batchyard.wire import RequestCounts, result_file_id
 from tests.lifecycle import prepare_batch
 from tests.services.swift import BUCKET
 from tests.steps.conftest import CHAT, Yard
+from tests.steps.test_chains import ended, working
 from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
@@ -247,6 +250,23 @@ async def test_embeddings_are_lists_of_numbers(yard: Yard) -> None:
     wanted = first["response"]["body"]["data"][0]["embedding"]
     assert wanted
     assert found["embedding"].to_pylist()[0] == pytest.approx(wanted)
+
+
+async def test_so_are_those_of_the_last_stage_of_a_chain(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain_parts, "PATIENCE_SECONDS", 0.0)
+    answers = yard.folder / "answers.parquet"
+    embed = Stage("/v1/embeddings", '{"input": {{ content | tojson }}}')
+    table = write(yard, questions(2))
+    async with working(yard):
+        batch = await ended(yard, await create(yard, table, then=(embed,), output=str(answers)))
+    found = pq.read_table(answers)
+    results = await yard.results(batch.output_file_id)
+    wanted = [each["response"]["body"]["data"][0]["embedding"] for each in results]
+    assert len(wanted) == 2
+    for row, embedding in zip(found["embedding"].to_pylist(), wanted, strict=True):
+        assert row == pytest.approx(embedding)
 
 
 @pytest.mark.parametrize(
