@@ -87,9 +87,11 @@ class StageSegments:
         self._entries: list[bytes] = []
         self._size_bytes = 0
 
-    async def add(self, ordinal: int, outcome: Outcome, line: bytes) -> None:
+    async def add(
+        self, ordinal: int, outcome: Outcome, line: bytes, *, is_copy: bool = False
+    ) -> None:
         """One more; it is durable after :meth:`write`. Its tokens are counted elsewhere."""
-        entry = encode_entry(ordinal, ResultLine(outcome, line))
+        entry = encode_entry(ordinal, ResultLine(outcome, line, is_copy=is_copy))
         self._entries.append(entry)
         self._size_bytes += len(entry)
         if self._size_bytes >= _SEGMENT_BYTES:
@@ -112,6 +114,8 @@ class FinishedLine(NamedTuple):
     own_ordinal: int
     outcome: Outcome
     line: bytes
+    is_copy: bool
+    """It has the answer that another request got."""
 
 
 class Source:
@@ -171,13 +175,16 @@ class Source:
         own = found.headers["ordinal"]
         self._has_come[own] = True
         return [
-            FinishedLine(ordinal, own_ordinal, Outcome(outcome), segment[start : start + length])
-            for ordinal, own_ordinal, outcome, start, length in zip(
+            FinishedLine(
+                ordinal, own_ordinal, Outcome(outcome), segment[start : start + length], is_copy
+            )
+            for ordinal, own_ordinal, outcome, start, length, is_copy in zip(
                 self.ordinals[own].tolist(),
                 own.tolist(),
                 found.headers["outcome"].tolist(),
                 found.positions.tolist(),
                 found.headers["length"].tolist(),
+                found.is_copy.tolist(),
                 strict=True,
             )
         ]

@@ -222,9 +222,10 @@ class ChainRelay:
                 if source is not self._first and is_refused(error_line):
                     custom_id = await self._custom_id(line.ordinal)
                     error_line = of_made_request(error_line, custom_id)
-                await self._end(line.ordinal, Outcome.ERROR, of_stage(error_line, following))
+                error_line = of_stage(error_line, following)
+                await self._end(line.ordinal, Outcome.ERROR, error_line, is_copy=line.is_copy)
             elif following > len(self._stages):
-                await self._end(line.ordinal, Outcome.OUTPUT, line.line)
+                await self._end(line.ordinal, Outcome.OUTPUT, line.line, is_copy=line.is_copy)
             else:
                 going_on.append(line)
                 if following > 1:
@@ -329,9 +330,11 @@ class ChainRelay:
 
     # -- to their ends ------------------------------------------------------------------------
 
-    async def _end(self, ordinal: int, outcome: Outcome, line: bytes) -> None:
+    async def _end(
+        self, ordinal: int, outcome: Outcome, line: bytes, *, is_copy: bool = False
+    ) -> None:
         self._count_end(ordinal, outcome)
-        await self._segments[len(self._stages) + 1].add(ordinal, outcome, line)
+        await self._segments[len(self._stages) + 1].add(ordinal, outcome, line, is_copy=is_copy)
 
     async def _write_segments(self) -> None:
         for each in self._segments.values():

@@ -541,6 +541,18 @@ async def test_a_retry_runs_its_lines_through_all_stages(yard: Yard) -> None:
     assert (result["custom_id"], result["response"]["body"]["object"]) == ("id-1", "list")
 
 
+async def test_lines_that_share_an_answer_of_the_last_stage_are_counted(yard: Yard) -> None:
+    fault = Fault(FaultKind.ANSWER, lambda body: b'"input":"bad' in body, status=400)
+    yard.use(StubEngine(max_num_seqs=8, faults=[fault]))
+    embed = replace(EMBED, template='{"input": {{ first.messages[0].content | tojson }}}')
+    texts = ["same", "same", "other", "same", "bad", "bad"]
+    requests = [chat_line(f"id-{n}", text) for n, text in enumerate(texts)]
+    batch = await run(yard, requests, embed, deduplicate=True)
+    assert (batch.counts.completed, batch.counts.failed) == (4, 2)
+    # One part has all of them.
+    assert batch.to_wire().usage.deduplicated_requests == 3
+
+
 async def test_a_request_that_a_template_made_badly_is_no_bad_line_of_the_input(
     yard: Yard,
 ) -> None:
