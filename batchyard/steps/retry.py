@@ -254,7 +254,10 @@ async def _copy_lines(
         if errors is None and output is None:
             lines = lines_of(source)
         else:
-            lines = chosen_lines(batch.id, source, errors, output, choice)
+            are_asked_here = not batch.stages
+            lines = chosen_lines(
+                batch.id, source, errors, output, choice, are_asked_here=are_asked_here
+            )
         parts = _at_most(most_bytes, joined(patch.applied(line) + b"\n" for line in lines))
         file_id = new_file_id()
         with arriving(services, batch.tenant) as within_quota:

@@ -83,23 +83,33 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def chosen_lines(
-    batch_id: str, source: Path, errors: Path | None, output: Path | None, choice: LineChoice
+    batch_id: str,
+    source: Path,
+    errors: Path | None,
+    output: Path | None,
+    choice: LineChoice,
+    *,
+    are_asked_here: bool = True,
 ) -> Iterator[bytes]:
     """The input's lines that are chosen for what the two result files say of them.
 
     Lines that were left out because they are bad stay left out: they would be again. All files are
-    in the order of the input, so one walk over them needs no memory of any. Raises
+    in the order of the input, so one walk over them needs no memory of any.
+    ``are_asked_here``: the answers are to these lines, not to requests of a further stage. Raises
     :class:`~batchyard.errors.StorageError` where that is not so, and
     :class:`~batchyard.errors.RequestRefused` for schemas that take too long to check.
     """
     check = OutputCheck()
+
+    def is_bad_answer(line: bytes, result: _Result) -> bool:
+        # A request of a further stage is gone: what schema it had is not known.
+        return _is_bad_answer(line if are_asked_here else None, result, choice, check)
+
     cursors = []
     if errors is not None:
         cursors.append(_Cursor(errors, lambda _, result: _is_failure(result, choice)))
     if output is not None:
-        cursors.append(
-            _Cursor(output, lambda line, result: _is_bad_answer(line, result, choice, check))
-        )
+        cursors.append(_Cursor(output, is_bad_answer))
     for line in lines_of(source):
         if all(cursor.result is None for cursor in cursors):
             return
@@ -148,7 +158,10 @@ def _codes(result: _Result) -> set[str]:
     return found
 
 
-def _is_bad_answer(line: bytes, result: _Result, choice: LineChoice, check: OutputCheck) -> bool:
+def _is_bad_answer(
+    line: bytes | None, result: _Result, choice: LineChoice, check: OutputCheck
+) -> bool:
+    """``line``: of the request; None: it is not known."""
     if result.response is None:
         return False
     try:
@@ -160,8 +173,9 @@ def _is_bad_answer(line: bytes, result: _Result, choice: LineChoice, check: Outp
         return True
     if not choice.invalid_json:
         return False
+    body = b"{}" if line is None else bytes(parse_envelope(line).body)
     try:
-        return check.fault_of(bytes(parse_envelope(line).body), answer) is not None
+        return check.fault_of(body, answer) is not None
     except TooMuchToCheck:
         raise RequestRefused(
             "The requests' schemas take too long to check: choose lines in another way.",

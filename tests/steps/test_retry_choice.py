@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.body_patch import BodyPatch
+from batchyard.chains import Stage
 from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
@@ -15,7 +16,7 @@ from batchyard.steps.retry import RetryCaller, accept_retry, retry_batch
 from batchyard.steps.retry_lines import LineChoice
 from batchyard.store import BatchOptions
 from tests.lifecycle import prepare_batch
-from tests.steps.conftest import chat_line
+from tests.steps.conftest import CHAT, chat_line
 from tests.steps.test_retry import as_input, begun, ended, input_of
 
 if TYPE_CHECKING:
@@ -90,6 +91,16 @@ async def test_lines_are_chosen_by_what_became_of_them(
     content = await input_of(yard, second)
     assert [json.loads(line)["custom_id"] for line in content.splitlines()] == chosen
     assert set(content.splitlines()) <= set(as_input(LINES).splitlines())
+
+
+async def test_the_answers_of_a_chain_need_not_fit_the_schemas_of_its_first_stage(
+    yard: Yard,
+) -> None:
+    """They are answers to other requests. What is not JSON is chosen all the same."""
+    first = await mixed(yard, then=(Stage(CHAT, "{}"),))
+    choice = LineChoice(invalid_json=True)
+    second = await retry_batch(yard.services, first.id, choice=choice)
+    assert await input_of(yard, second) == as_input(LINES[1:2])
 
 
 async def test_an_answer_with_a_number_that_is_too_large_ends_no_retry(yard: Yard) -> None:
