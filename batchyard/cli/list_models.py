@@ -107,7 +107,7 @@ async def _found() -> tuple[list[_Model], str]:
         )
         live = await store.live_engines.open(services.settings.lease_seconds)
         tunings = await store.tunings.all()
-        waits = await _waits(services)
+        waits = await _waits(services, backlog)
         pool_of = services.settings.pool_of
         known = {*backlog, *(model for model, _ in rates), *(each.model or "" for each in runners)}
         configured = await _configured(known, services)
@@ -203,13 +203,16 @@ def _why_none(
     return "An engine will be started for it."
 
 
-async def _waits(services: Services) -> dict[str, str]:
+async def _waits(services: Services, backlog: Mapping[str, int]) -> dict[str, str]:
     """By model, why its batches wait."""
     batches = await services.store.batches.page(unfinished=True, limit=_MOST_BATCHES)
+    # A chain may wait for the model of a later stage: others have the last word.
+    batches.sort(key=lambda each: each.stages == 0)
     return {
         batch.model: batch.wait_reason
         for batch in batches
         if batch.model and batch.wait_reason and batch.status is BatchStatus.IN_PROGRESS
+        if batch.stages == 0 or backlog.get(batch.model)
     }
 
 

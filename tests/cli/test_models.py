@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.settings import temporary_settings
 
+from batchyard.chains import Stage
 from batchyard.cli import list_models
 from batchyard.store import EngineKey, EngineLoad, LiveEngine, RunnerKind
 from blocks.engines import RemoteEngineBlock
 from tests.cli.conftest import Ended, with_store
-from tests.contract.store.samples import begun_batch
+from tests.contract.store.samples import USAGE, begun_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,20 @@ def test_without_prefect_it_is_said_what_is_not_known(alone: Run) -> None:
     assert ended.stderr == (
         "batchyard: It is not known which models are configured: PREFECT_API_URL is not set.\n"
     )
+
+
+async def a_chain_in_its_last_stage(store: Store) -> None:
+    chain = await begun_batch(store, model="first", then=(Stage("/v1/embeddings", "{}"),))
+    (lease,) = await store.chunks.claim(model="first", owner="r", lease_seconds=60)
+    await store.chunks.complete(lease, completed=10, failed=0, usage=USAGE)
+    await store.rates.record("first", "gpu", tokens_per_second=10.0)
+    await store.batch_schedule.record_wait(chain.id, "The hours of last begin at 22:00.")
+
+
+def test_a_model_is_not_waited_for_by_a_chain_that_is_past_it(alone: Run) -> None:
+    with_store(a_chain_in_its_last_stage)
+    found = by_name(alone("models", "--json"))
+    assert found["first"]["why_none"] == "No batch needs it."
 
 
 def test_a_prefect_that_is_away_costs_only_what_it_knows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import and_, bindparam, func, or_, select, update
@@ -31,7 +32,7 @@ from batchyard.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sqlalchemy import ColumnElement
+    from sqlalchemy import ColumnElement, FromClause
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.batch.rows import BatchRecord
@@ -178,7 +179,8 @@ class BatchSchedule(Aggregate):
         """Record why batches in progress wait, by their model; the others wait for nothing.
 
         Background batches also wait while other batches of their model are there, and a batch with
-        chunks in trouble waits if none of its chunks runs without.
+        chunks in trouble waits if none of its chunks runs without. A chain whose first stage is
+        done waits if all its parts in progress do.
         """
         # Asked every few seconds, and nearly always there is nothing to write.
         changed = await self._changed_waits(reasons)
@@ -210,19 +212,31 @@ class BatchSchedule(Aggregate):
             select(
                 BATCHES.c.id,
                 BATCHES.c.model,
+                BATCHES.c.part_of,
                 BATCHES.c.wait_reason,
                 and_(is_background(), _others_of_model()).label("is_behind"),
                 _trouble().label("trouble"),
+                and_(BATCHES.c.stages > 0, ~_has_open_chunks(BATCHES)).label("has_parts_only"),
             )
             .where(running)
             .order_by(BATCHES.c.id)
         )
-        changed = []
-        for row in (await connection.execute(known)).all():
+        rows = (await connection.execute(known)).all()
+        waits: dict[str, str | None] = {}
+        of_parts: defaultdict[str | None, list[str | None]] = defaultdict(list)
+        for row in rows:
             new = reasons.get(row.model) or row.trouble or (_BEHIND if row.is_behind else None)
-            if new != row.wait_reason:
-                changed.append({"batch_id": row.id, "new_reason": new})
-        return changed
+            waits[row.id] = new
+            of_parts[row.part_of].append(new)
+        for row in rows:
+            if row.has_parts_only:
+                found = [each for each in of_parts[row.id] if each is not None]
+                waits[row.id] = found[0] if len(found) == len(of_parts[row.id]) > 0 else None
+        return [
+            {"batch_id": row.id, "new_reason": waits[row.id]}
+            for row in rows
+            if waits[row.id] != row.wait_reason
+        ]
 
     @writes
     async def _write_waits(
@@ -294,7 +308,6 @@ def _trouble_in(column: ColumnElement[str], value: ColumnElement[str]) -> Column
 def _others_of_model() -> ColumnElement[bool]:
     """Whether batches of the same model that are not background batches may run now."""
     others = BATCHES.alias("others")
-    is_open = CHUNKS.c.batch_id == others.c.id, IS_OPEN
     return (
         select(others.c.id)
         .where(
@@ -303,11 +316,16 @@ def _others_of_model() -> ColumnElement[bool]:
             others.c.expires_at > clock(),
             others.c.completion_window != BACKGROUND_WINDOW,
             others.c.model == BATCHES.c.model,
-            select(CHUNKS.c.index).where(*is_open).correlate(others).exists(),
+            _has_open_chunks(others),
         )
         .correlate(BATCHES)
         .exists()
     )
+
+
+def _has_open_chunks(batches: FromClause) -> ColumnElement[bool]:
+    is_open = CHUNKS.c.batch_id == batches.c.id, IS_OPEN
+    return select(CHUNKS.c.index).where(*is_open).correlate(batches).exists()
 
 
 def _has_moved(before: int | None, eta_at: int | None, now: int) -> bool:

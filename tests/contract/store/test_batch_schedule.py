@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import update
 
+from batchyard.chains import Stage
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import NewChunk
+from batchyard.store import ChainPart, NewChunk
 from batchyard.store.batch.rows import BATCHES
 from batchyard.wire import new_batch_id
 from tests.contract.store.samples import (
     MODEL,
     USAGE,
     batch_in,
+    begin,
     begun_batch,
     new_batch,
+    new_file,
     rewrite,
 )
 
@@ -337,6 +340,40 @@ async def test_a_background_batch_says_that_others_go_first(store: Store) -> Non
     assert await reason(**{MODEL: "no GPU"}) == "no GPU"
     await store.batch_schedule.pause(other.id)
     assert await reason() is None
+
+
+async def test_a_chain_whose_first_stage_is_done_waits_for_what_its_parts_wait_for(
+    store: Store,
+) -> None:
+    chain_id, *parts = await chain_with_parts(store, "llama", "embed")
+
+    async def reason(**reasons: str) -> str | None:
+        await store.batch_schedule.record_waits(reasons)
+        return (await store.batches.get(chain_id)).wait_reason
+
+    assert await reason(**{MODEL: "no GPU", "llama": "its hours", "embed": "its hours"}) == "no GPU"
+    [lease] = await store.chunks.claim(model=MODEL, owner="r", lease_seconds=60)
+    await store.chunks.complete(lease, completed=10, failed=0, usage=USAGE)
+    # What its first model waits for is no longer its own matter.
+    assert await reason(**{MODEL: "no GPU", "llama": "its hours"}) is None
+    assert await reason(llama="its hours", embed="its hours") == "its hours"
+    for part_id in parts:
+        await store.batches.advance(part_id, S.IN_PROGRESS, S.FINALIZING)
+    assert await reason(llama="its hours", embed="its hours") is None
+
+
+async def chain_with_parts(store: Store, *models: str) -> list[str]:
+    """The ids of a chain in progress, and of a part in progress for each of these models."""
+    stages = (Stage("/v1/embeddings", "{}"),)
+    chain = await store.batches.create(new_batch(then=stages), owner="me", lease_seconds=60)
+    ids = [(await begin(store, chain.id)).id]
+    for model in models:
+        file = new_file(holds_responses=True)
+        batch = new_batch(input_file_id=file.id, part_of=chain.id)
+        part = ChainPart(batch_id=batch.id, chain_id=chain.id, stage=1, ordinals=b"")
+        await store.chains.add_part(part, file, batch, epoch=1)
+        ids.append((await begin(store, batch.id, model=model)).id)
+    return ids
 
 
 async def test_the_reason_of_one_batch_is_recorded_for_it_only(store: Store) -> None:
