@@ -168,10 +168,14 @@ async def test_an_engine_with_little_to_do_is_left_as_it_is(
 async def test_a_batch_runs_where_what_was_tuned_cannot_be_read(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(_: EngineKey) -> None:
+    asked: list[EngineKey] = []
+
+    async def broken(key: EngineKey) -> None:
+        asked.append(key)
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(yard.services.store.tunings, "of", broken)
     engine = TunableStub()
     await run(yard, engine, lines(20))
+    assert asked
     assert engine.begun == [DEFAULT]

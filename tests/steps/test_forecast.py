@@ -168,7 +168,7 @@ async def test_a_runner_begins_with_what_prompts_cost_before(
         raise StoreUnavailable("The database is away.")
 
     if is_away:
-        monkeypatch.setattr(rates, "get", away, raising=False)
+        monkeypatch.setattr(rates, "get", away)
     assert await registration.prompt_weight() == (0.125 if is_away else 0.75)
 
 

@@ -145,12 +145,17 @@ async def test_after_enough_answers_the_rest_of_a_batch_is_estimated_anew(
 async def test_lengths_that_cannot_be_read_or_written_cost_no_batch_anything(
     yard: Yard, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
+    asked = 0
+
     async def broken(*_: object) -> None:
+        nonlocal asked
+        asked += 1
         raise StoreUnavailable("The database is away.")
 
-    monkeypatch.setattr(yard.services.store.lengths, failing, broken, raising=False)
+    monkeypatch.setattr(yard.services.store.lengths, failing, broken)
     yard.use(Writer({"short": 4}))
     batch = await yard.run(lines("short", 50))
+    assert asked
     assert batch.status is BatchStatus.COMPLETED
     assert batch.counts.completed == 50
 
@@ -161,13 +166,17 @@ async def test_lengths_that_cannot_be_read_in_an_unknown_way_cost_a_runner_nothi
 ) -> None:
     """A later version may have written what this one does not understand."""
     batch_id = await yard.prepared(lines("short", 50))
+    asked = 0
 
     async def broken(*_: object) -> None:
+        nonlocal asked
+        asked += 1
         raise ValueError("of a defect")
 
-    monkeypatch.setattr(yard.services.store.lengths, failing, broken, raising=False)
+    monkeypatch.setattr(yard.services.store.lengths, failing, broken)
     yard.use(Writer({"short": 4}))
     batch = await yard.finish(batch_id)
+    assert asked
     assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 50)
 
 
@@ -175,13 +184,18 @@ async def test_lengths_that_cannot_be_read_in_an_unknown_way_delay_no_plan(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later version may have written what this one does not understand."""
+    asked = 0
 
     async def broken(*_: object) -> None:
+        nonlocal asked
+        asked += 1
         raise ValueError("of a defect")
 
-    monkeypatch.setattr(yard.services.store.lengths, "of", broken, raising=False)
+    monkeypatch.setattr(yard.services.store.lengths, "of", broken)
     yard.use(Writer({"short": 4}))
-    batch = await yard.run(lines("short", 50))
+    batch_id = await yard.prepared(lines("short", 50))
+    assert asked
+    batch = await yard.finish(batch_id)
     assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 50)
 
 
@@ -197,7 +211,7 @@ async def test_an_estimate_that_fails_in_an_unknown_way_is_tried_again(
         raise KeyError("of a defect")
 
     monkeypatch.setattr(learning, "FIRST_ESTIMATE_LINES", 10)
-    monkeypatch.setattr(yard.services.store.chunks, "expect", broken, raising=False)
+    monkeypatch.setattr(yard.services.store.chunks, "expect", broken)
     yard.use(Writer({"short": 4}, latency=0.02))
     batch = await yard.run(lines("short", 50))
     assert asked > 1
@@ -207,14 +221,19 @@ async def test_an_estimate_that_fails_in_an_unknown_way_is_tried_again(
 async def test_a_write_that_hangs_delays_a_batch_by_little(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writes = 0
+
     async def stuck(*_: object) -> None:
+        nonlocal writes
+        writes += 1
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(learning, "_LAST_PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(yard.services.store.lengths, "record", stuck, raising=False)
+    monkeypatch.setattr(yard.services.store.lengths, "record", stuck)
     yard.use(Writer({"short": 4}))
     async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         batch = await yard.run(lines("short", 50))
+    assert writes
     assert batch.counts.completed == 50
 
 
@@ -231,7 +250,7 @@ async def test_what_was_not_written_is_written_the_next_time(
             raise StoreUnavailable("The database is away.")
         await record(newer)
 
-    monkeypatch.setattr(store, "record", fails_at_first, raising=False)
+    monkeypatch.setattr(store, "record", fails_at_first)
     yard.use(Writer({"short": 4}, latency=0.02))
     await yard.run(lines("short", 60))
     assert calls > 1
@@ -248,7 +267,7 @@ async def test_a_write_is_one_for_many_lines(yard: Yard, monkeypatch: pytest.Mon
         calls += 1
         await record(newer)
 
-    monkeypatch.setattr(store, "record", counted, raising=False)
+    monkeypatch.setattr(store, "record", counted)
     monkeypatch.setattr("batchyard.intervals.LENGTHS_SECONDS", 3600)
     yard.use(Writer({"short": 4}))
     await yard.run(lines("short", 200))

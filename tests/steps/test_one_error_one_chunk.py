@@ -263,12 +263,12 @@ class FailingStorage(LocalStorage):
     def __init__(self, root: Path, fails: Callable[[str, str], BaseException | None]) -> None:
         super().__init__(root)
         self.fails = fails
-        self.failures = 0
+        self.raised: list[BaseException] = []
 
     def _check(self, operation: str, key: str) -> None:
         error = self.fails(operation, key)
         if error is not None:
-            self.failures += 1
+            self.raised.append(error)
             raise error
 
     async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
@@ -350,12 +350,13 @@ async def test_any_error_about_one_batch_passes_and_harms_no_other(
         ):
             await yard.services.store.chunks.release(lease)
     if place in ROWS:
-        failing_rows(yard, monkeypatch, place, hers, times, SOME_ERRORS[number])
+        raised = failing_rows(yard, monkeypatch, place, hers, times, SOME_ERRORS[number])
     else:
         name = await name_in_keys(yard, hers, place)
-        failing_for(yard, place, name, times, SOME_ERRORS[number])
+        raised = failing_for(yard, place, name, times, SOME_ERRORS[number]).raised
     async with working(yard):
         batch, other = await ended(yard, hers), await ended(yard, his)
+    assert raised
     await check_whole(yard, batch, "a", 25)
     await check_whole(yard, other, "b", 25)
 
@@ -367,19 +368,20 @@ def failing_rows(
     of_batch: str,
     times: float,
     error: Callable[[], BaseException],
-) -> None:
+) -> list[BaseException]:
+    """What was raised, as it happens."""
     chunks = yard.services.store.chunks
     real = getattr(chunks, method)
-    left = times
+    raised: list[BaseException] = []
 
     async def failing(lease: Any, **values: Any) -> None:
-        nonlocal left
-        if lease.batch_id == of_batch and left > 0:
-            left -= 1
-            raise error()
+        if lease.batch_id == of_batch and len(raised) < times:
+            raised.append(error())
+            raise raised[-1]
         await real(lease, **values)
 
     monkeypatch.setattr(chunks, method, failing)
+    return raised
 
 
 async def test_a_batch_whose_plan_is_lost_fails_and_harms_no_other(yard: Yard) -> None:
@@ -441,9 +443,10 @@ async def test_rows_that_always_refuse_progress_keep_no_batch_from_its_end(
 ) -> None:
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
     hers, his = await yard.prepared(lines(8, "a")), await yard.prepared(lines(25, "b"))
-    failing_rows(yard, monkeypatch, "record_progress", hers, math.inf, SOME_ERRORS[2])
+    raised = failing_rows(yard, monkeypatch, "record_progress", hers, math.inf, SOME_ERRORS[2])
     async with working(yard):
         batch, other = await ended(yard, hers), await ended(yard, his)
+    assert raised
     await check_whole(yard, batch, "a", 8)
     await check_whole(yard, other, "b", 25)
 

@@ -44,8 +44,11 @@ async def test_a_process_whose_end_the_database_does_not_take_ends_as_it_would(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is restarted, for example. The flow run must not fail, nor hide that it was stopped."""
+    asked = 0
 
     async def away(*_: object) -> None:
+        nonlocal asked
+        asked += 1
         raise StoreUnavailable("The database is away.")
 
     async def take(*_: object) -> None:
@@ -53,6 +56,7 @@ async def test_a_process_whose_end_the_database_does_not_take_ends_as_it_would(
 
     monkeypatch.setattr(yard.services.store.runners, "retire", away)
     assert await serve(yard, take) == 0
+    assert asked
 
 
 async def test_an_error_that_nobody_expects_ends_no_batch_that_is_held(
