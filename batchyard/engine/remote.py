@@ -405,7 +405,13 @@ class RemoteEngine:
         headers = {"Accept-Encoding": "identity"}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
-        return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
+        return aiohttp.ClientSession(
+            connector=connector,
+            headers=headers,
+            # With a balancer's cookie, one of the servers behind it would get all requests.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
 
     def _not_reached(self, error: Exception) -> EngineNotReached:
         detail = str(error) or type(error).__name__

@@ -178,6 +178,30 @@ async def test_redirects_are_not_followed_and_proxies_not_asked(
     assert routes is None
 
 
+async def test_cookies_are_not_sent_back() -> None:
+    """A balancer's would bind the whole batch to one of the servers behind it."""
+    sent_back: list[str | None] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        sent_back.append(request.headers.get("Cookie"))
+        return web.Response(headers={"Set-Cookie": "backend=a; Path=/"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    # Cookies belong to names, not to addresses.
+    engine = RemoteEngine(f"http://localhost:{runner.addresses[0][1]}", "m")
+    await engine.start()
+    await ask(engine, BODY, BODY)
+    await engine.stop()
+    await runner.cleanup()
+
+    assert len(sent_back) > 2
+    assert set(sent_back) == {None}
+
+
 async def test_many_requests_travel_at_once() -> None:
     """The connector's own limit (100) is not ours: no answer comes before all have arrived."""
     together = asyncio.Barrier(300)
