@@ -213,7 +213,7 @@ class LiveRequests:
             return web.Response(status=404)
         server = self._engine.live_server
         if server is None or not self._has_room:
-            return web.Response(status=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
+            return _not_taken()
         self._share.came()
         try:
             return await self._pass_on(request, server)
@@ -232,7 +232,8 @@ class LiveRequests:
         meter = AnswerMeter(
             request_bytes=len(body), hide_usage=HIDE_USAGE_HEADER in request.headers
         )
-        outcome, is_alive = Outcome.LEFT, False
+        outcome: Outcome | None = Outcome.LEFT
+        is_alive = False
         response: web.StreamResponse | None = None
         try:
             async with self._ask(request, server, body) as answer:
@@ -245,6 +246,10 @@ class LiveRequests:
         except _ApiLeft as error:
             # aiohttp takes this for a client that is gone, and is silent.
             raise ConnectionResetError from error
+        except aiohttp.ClientConnectorError:
+            # It is starting again, for minutes perhaps, and has not seen the request.
+            outcome = None
+            return _not_taken()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             outcome = Outcome.LOST
             log.warning("live.lost", describe(error), model=self._engine.model)
@@ -255,10 +260,11 @@ class LiveRequests:
                 request.transport.abort()
             raise ConnectionResetError from error
         finally:
-            tenant = unquote(request.headers.get(TENANT_HEADER, ""))
-            used = self.counts.ended(tenant, self._engine.model, request.path, outcome, meter)
-            if is_alive:
-                self._on_answer(used)
+            if outcome is not None:
+                tenant = unquote(request.headers.get(TENANT_HEADER, ""))
+                used = self.counts.ended(tenant, self._engine.model, request.path, outcome, meter)
+                if is_alive:
+                    self._on_answer(used)
 
     @contextlib.asynccontextmanager
     async def _ask(
@@ -352,6 +358,11 @@ class LiveRequests:
         except StoreError as error:
             # It ends with the runner's heartbeat.
             log.warning("live.not_withdrawn", error, model=self._engine.model)
+
+
+def _not_taken() -> web.Response:
+    """The API offers the request to the model's next engine."""
+    return web.Response(status=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
 
 
 def _headers_of(answer: aiohttp.ClientResponse) -> dict[str, str]:
