@@ -64,6 +64,8 @@ _ROOM_BYTES: Final = 1024**2
 """What the API adds to a body: a salt, options of the stream."""
 _EVENTS: Final = "text/event-stream"
 _COUNT_SECONDS: Final = 5.0
+_END_SECONDS: Final = 1.0
+"""How long the server, as it ends, waits for requests before it cancels them, and after."""
 _AFTERMATH_SECONDS: Final = 10.0
 _READ_BYTES: Final = 1 << 18
 
@@ -115,6 +117,9 @@ class LiveRequests:
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
+            counting = asyncio.create_task(self._keep_counting(), name="live usage")
+            # After the server has ended: what it breaks off is counted, too.
+            stack.push_async_callback(self._stop_counting, counting)
             address = await self._listen(stack)
             engine = LiveEngine(
                 runner_id=self._runner_id,
@@ -126,8 +131,6 @@ class LiveRequests:
             # Its model may have loaded for minutes, which a short outage must not cost.
             await patiently(register, "a live engine")
             stack.push_async_callback(self._withdraw)
-            counting = asyncio.create_task(self._keep_counting(), name="live usage")
-            stack.push_async_callback(self._stop_counting, counting)
             self._stack = stack.pop_all()
         log.info("live.open", model=self._engine.model, address=address)
         return self
@@ -172,7 +175,7 @@ class LiveRequests:
         app.router.add_post("/{path:.*}", self._serve)
         # A request whose client is gone ends in the engine too.
         runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_END_SECONDS
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

@@ -1,14 +1,18 @@
-"""A runner's server for live requests, before an engine that starts."""
+"""A runner's server for live requests, before an engine that starts, or does not end in time."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
 import aiohttp
+import pytest
+from aiohttp import web
 
 from batchyard.engine.base import LivePromise, LiveServer
 from batchyard.engine.stub import StubEngine
+from batchyard.runner import live_server
 from batchyard.runner.live_server import LiveRequests
 from batchyard.store import RunnerKind
 
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.steps.conftest import Yard
+
+EVENT = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
 
 
 class LiveStub(StubEngine):
@@ -55,6 +61,35 @@ async def asked(yard: Yard) -> AsyncIterator[aiohttp.ClientResponse]:
         yield answer
 
 
+@contextlib.asynccontextmanager
+async def endless_engine(socket: Path, *, begins: bool) -> AsyncIterator[None]:
+    """Its answers do not end; ``begins``: they have a first event."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        if begins:
+            await answer.prepare(request)
+            await answer.write(EVENT)
+        await asyncio.Event().wait()
+        return answer
+
+    async with served(socket, web.post("/{path:.*}", handle)):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def served(socket: Path, *routes: web.RouteDef) -> AsyncIterator[None]:
+    app = web.Application()
+    app.add_routes(routes)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(socket)).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
 async def test_an_engine_that_starts_again_has_not_taken_the_request(
     yard: Yard, tmp_path: Path
 ) -> None:
@@ -62,3 +97,18 @@ async def test_an_engine_that_starts_again_has_not_taken_the_request(
     async with serving_live(yard, tmp_path / "nothing.sock") as live, asked(yard) as answer:
         assert (answer.status, "retry-after" in answer.headers) == (503, True)
         assert live.counts.take() == []
+
+
+async def test_what_a_runner_breaks_off_at_its_end_is_counted(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user has had a part of the answer."""
+    monkeypatch.setattr(live_server, "_END_SECONDS", 0.05)
+    socket = tmp_path / "engine.sock"
+    async with endless_engine(socket, begins=True), contextlib.AsyncExitStack() as client:
+        async with serving_live(yard, socket):
+            answer = await client.enter_async_context(asked(yard))
+            assert await answer.content.readany() == EVENT
+        (total,) = await yard.services.store.usage.totals(start=0, end=2**40, width_seconds=3600)
+    assert total.requests == 1
+    assert total.output_tokens == 1
