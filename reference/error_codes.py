@@ -603,6 +603,14 @@ API: Final = (
         "503",
     ),
     Code(
+        "request_timeout",
+        "The engine took longer for the live request than `BATCHYARD_REQUEST_TIMEOUT_SECONDS`. In "
+        "a stream this is an event with `error`.",
+        "Lower `max_tokens`, or raise the setting for the API and the GPU workers. The SDKs do not "
+        "try again.",
+        "504",
+    ),
+    Code(
         "store_unavailable",
         "The database does not answer.",
         "The SDKs try again. The operator looks at the API's log and `batchyard doctor api`.",

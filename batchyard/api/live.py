@@ -199,7 +199,7 @@ ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
             "text/event-stream": {"schema": {"type": "string"}},
         },
     },
-    **may_refuse(404, 429),
+    **may_refuse(404, 429, 504),
 }
 _REQUEST: Final = {
     "type": "object",
@@ -221,7 +221,7 @@ def _add_routes() -> None:
             methods=["POST"],
             name="answer_live_" + "_".join(path.removeprefix(f"{PREFIX}/").split("/")),
             summary=f"Live request: {path.removeprefix(f'{PREFIX}/').replace('/', ' ')}",
-            responses={**ANSWERS, **may_refuse(404, 429, for_messages=is_for_messages(path))},
+            responses={**ANSWERS, **may_refuse(404, 429, 504, for_messages=is_for_messages(path))},
             openapi_extra=BODY,
         )
 

@@ -40,6 +40,7 @@ _NOT_TAKEN: Final = frozenset({401, 503})
 """The runner has no room, its engine is not there, or it is not the runner any more."""
 _ENGINE_LOST: Final = 502
 """The engine ended with the request in it, which may be why: no other one gets it."""
+_TIMED_OUT: Final = 504
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,8 @@ class LiveExchange(Response):
                     raise _NotReached
                 if answer.status == _ENGINE_LOST:
                     raise _lost()
+                if answer.status == _TIMED_OUT:
+                    raise _timed_out()
                 if answer.status >= 400:
                     raise await _refusal(answer, self._request.path)
                 self._is_stream = answer.content_type == "text/event-stream"
@@ -133,10 +136,11 @@ class LiveExchange(Response):
                 self._directory.forget(engine)
                 raise _NotReached from error
             log.warning("live.broken_off", type(error).__name__, model=self._request.model)
+            broken = _timed_out() if isinstance(error, TimeoutError) else _lost()
             if not self._has_begun:
-                raise _lost() from error
+                raise broken from error
             if self._is_stream:
-                await _send(send, _error_event(_lost(), self._request), more=False)
+                await _send(send, _error_event(broken, self._request), more=False)
             # Otherwise the server closes the connection in the middle of the answer.
 
     @contextlib.asynccontextmanager
@@ -208,6 +212,17 @@ def _lost() -> ApiError:
         type=SERVER_ERROR,
         code="engine_lost",
         headers={"retry-after": str(RETRY_AFTER_SECONDS)},
+    )
+
+
+def _timed_out() -> ApiError:
+    return ApiError(
+        _TIMED_OUT,
+        "The engine did not finish this request within its time limit; ask for less at a time.",
+        type=SERVER_ERROR,
+        code="request_timeout",
+        # The SDKs would have the engine work on it for as long again, twice.
+        headers={"x-should-retry": "false"},
     )
 
 

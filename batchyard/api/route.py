@@ -46,6 +46,7 @@ ERRORS: Final = {
     500: "A defect of the server.",
     503: "The database or the storage does not answer; `Retry-After` says how many seconds to "
     "wait.",
+    504: "The engine did not answer in time; trying again does not help.",
 }
 
 

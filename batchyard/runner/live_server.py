@@ -257,7 +257,7 @@ class LiveRequests:
             outcome = Outcome.LOST
             log.warning("live.lost", describe(error), model=self._engine.model)
             if response is None or not response.prepared:
-                return web.Response(status=502)
+                return web.Response(status=504 if isinstance(error, TimeoutError) else 502)
             # The API must see that something is missing.
             if request.transport is not None:
                 request.transport.abort()

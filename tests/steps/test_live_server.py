@@ -112,3 +112,17 @@ async def test_what_a_runner_breaks_off_at_its_end_is_counted(
         (total,) = await yard.services.store.usage.totals(start=0, end=2**40, width_seconds=3600)
     assert total.requests == 1
     assert total.output_tokens == 1
+
+
+async def test_an_engine_that_does_not_answer_in_time_is_not_lost(
+    yard: Yard, tmp_path: Path
+) -> None:
+    """504 and not 502: sent again, the request would take as long."""
+    socket = tmp_path / "engine.sock"
+    yard.set(request_timeout_seconds=0.1)
+    async with (
+        endless_engine(socket, begins=False),
+        serving_live(yard, socket),
+        asked(yard) as answer,
+    ):
+        assert answer.status == 504
