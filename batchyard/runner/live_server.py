@@ -22,8 +22,8 @@ import aiohttp
 from aiohttp import web
 
 from batchyard.endpoints import ENDPOINTS
-from batchyard.engine.vllm import private_folder
-from batchyard.errors import StoreError
+from batchyard.engine.vllm import is_healthy, private_folder
+from batchyard.errors import EngineLost, StoreError
 from batchyard.live_answers import (
     HIDE_USAGE_HEADER,
     RETRY_AFTER_SECONDS,
@@ -67,6 +67,7 @@ _COUNT_SECONDS: Final = 5.0
 _END_SECONDS: Final = 1.0
 """How long the server, as it ends, waits for requests before it cancels them, and after."""
 _AFTERMATH_SECONDS: Final = 10.0
+_HEALTH_SECONDS: Final = 5.0
 _READ_BYTES: Final = 1 << 18
 
 
@@ -253,7 +254,8 @@ class LiveRequests:
             # It is starting again, for minutes perhaps, and has not seen the request.
             outcome = None
             return _not_taken()
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, EngineLost, OSError, ValueError) as error:
+            # A time-out is an OSError too.
             outcome = Outcome.LOST
             log.warning("live.lost", describe(error), model=self._engine.model)
             if response is None or not response.prepared:
@@ -276,13 +278,7 @@ class LiveRequests:
         timeout_seconds = self._services.settings.request_timeout_seconds
         passed = {name: request.headers[name] for name in PASSED_HEADERS if name in request.headers}
         async with (
-            aiohttp.ClientSession(
-                # A kept connection might be one that the engine has closed.
-                connector=aiohttp.UnixConnector(str(server.socket), force_close=True),
-                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-                read_bufsize=_READ_BYTES,
-                trust_env=False,
-            ) as session,
+            _session(server, timeout_seconds) as session,
             session.post(
                 f"http://engine{request.path_qs}",
                 data=body,
@@ -290,6 +286,9 @@ class LiveRequests:
                 allow_redirects=False,
             ) as answer,
         ):
+            if answer.status >= 500 and not await _is_well(server):
+                # So a dying engine answers all that is in it.
+                raise EngineLost("The engine has crashed.")
             yield answer
 
     async def _stream(
@@ -361,6 +360,21 @@ class LiveRequests:
         except StoreError as error:
             # It ends with the runner's heartbeat.
             log.warning("live.not_withdrawn", error, model=self._engine.model)
+
+
+def _session(server: LiveServer, timeout_seconds: float) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        # A kept connection might be one that the engine has closed.
+        connector=aiohttp.UnixConnector(str(server.socket), force_close=True),
+        timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+        read_bufsize=_READ_BYTES,
+        trust_env=False,
+    )
+
+
+async def _is_well(server: LiveServer) -> bool:
+    async with _session(server, _HEALTH_SECONDS) as session:
+        return await is_healthy(session)
 
 
 def _not_taken() -> web.Response:

@@ -126,3 +126,21 @@ async def test_an_engine_that_does_not_answer_in_time_is_not_lost(
         asked(yard) as answer,
     ):
         assert answer.status == 504
+
+
+@pytest.mark.parametrize(("health", "status"), [(503, 502), (200, 500)])
+async def test_an_engine_that_answers_500_because_it_has_died_is_lost(
+    yard: Yard, tmp_path: Path, health: int, status: int
+) -> None:
+    """As a dying vLLM answers all that was in it; of one that lives it is an answer."""
+
+    async def fail(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "EngineCore"}}, status=500)
+
+    async def tell(_: web.Request) -> web.Response:
+        return web.Response(status=health)
+
+    socket = tmp_path / "engine.sock"
+    routes = [web.post("/{path:.*}", fail), web.get("/health", tell)]
+    async with served(socket, *routes), serving_live(yard, socket), asked(yard) as answer:
+        assert answer.status == status
