@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
 from batchyard.batch_options import OnInvalid
-from batchyard.errors import DispatchFailed, InputRefused, ModelNotFound
+from batchyard.errors import DispatchFailed, InputRefused, LeaseLost, ModelNotFound
 from batchyard.forecast import OpenWork
 from batchyard.lengths import PROMPT_WORK, LengthHistory
 from batchyard.lifecycle import BatchStatus
@@ -100,6 +100,7 @@ class Preparation:
     ) -> None:
         self._services = services
         self._batch = batch
+        self._epoch = epoch
         self._plan_key = plan_key(batch.id, epoch)
         self._folder = folder
         self._opened = opened
@@ -197,8 +198,8 @@ class Preparation:
     async def plan(self) -> Prepared:
         """Store the plan, move the batch to ``in_progress`` with its chunks.
 
-        Raises :class:`~batchyard.errors.QuotaExceeded` and
-        :class:`~batchyard.errors.WindowUnattainable`.
+        Raises :class:`~batchyard.errors.QuotaExceeded`,
+        :class:`~batchyard.errors.WindowUnattainable` and :class:`~batchyard.errors.LeaseLost`.
         """
         services, batch = self._services, self._batch
         validated = self._validated
@@ -209,6 +210,7 @@ class Preparation:
             await self._check_window(validated.model, prepared.plan)
         await services.storage.put(self._plan_key, read_file(self._folder / "plan"))
         if validated.left_out is not None:
+            await self._check_lease()
             await validated.left_out.store(services, batch.id)
         await services.store.batches.begin(
             batch.id,
@@ -236,6 +238,15 @@ class Preparation:
             # The next large input need not wait until this plan is stored.
             await self._opened.aclose()
         return plan
+
+    async def _check_lease(self) -> None:
+        """Raise LeaseLost where another owner has the batch: its bad lines may be other ones.
+
+        Their keys have no epoch, as readers of segments take all that there are.
+        """
+        snapshots = await self._services.store.batch_leases.snapshots([self._batch.id])
+        if (now := snapshots.get(self._batch.id)) is None or now.epoch != self._epoch:
+            raise LeaseLost(f"{self._batch.id} has another owner; drop what is left of it.")
 
     async def _check_window(self, model: str, plan: PlanSummary) -> None:
         services, batch = self._services, self._batch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.errors import InputRefused, QuotaExceeded, RequestRefused
+from batchyard.errors import InputRefused, LeaseLost, QuotaExceeded, RequestRefused
 from batchyard.files.cursor import parse_cursor
 from batchyard.files.read_results import ResultsReader
 from batchyard.lifecycle import BatchStatus
@@ -17,6 +17,7 @@ from batchyard.services.keys import chunk_prefix
 from batchyard.steps import refused_lines
 from batchyard.steps.collect import collect_results
 from batchyard.steps.fetch import fetch_input
+from batchyard.steps.prepare import preparing
 from batchyard.steps.retry import retry_batch
 from batchyard.wire import RequestCounts
 from tests.lifecycle import prepare_batch, run_chunks
@@ -200,6 +201,25 @@ async def test_a_validation_that_is_repeated_after_a_kill_gives_each_bad_line_on
     assert await segments(yard, batch_id) == before
     batch = await yard.finish(batch_id)
     assert (batch.counts, len(await refusals(yard, batch))) == (RequestCounts(8, 3, 5), 5)
+
+
+async def test_bad_lines_of_an_owner_that_lost_its_lease_are_not_stored(yard: Yard) -> None:
+    """The next owner may know other rules, and its batch runs."""
+    leases = yard.services.store.batch_leases
+    batch_id = await create(yard, [bad("a"), chat_line("long", "x" * 2000), GOOD[0]])
+    await fetch_input(yard.services, batch_id)
+    limits = yard.services.settings.limits
+    yard.set(limits=limits.model_copy(update={"max_line_bytes": 1000}))
+    (old,) = await leases.claim(owner="old", lease_seconds=0, batch_id=batch_id)
+    async with preparing(yard.services, batch_id, old.epoch) as stale:
+        assert stale is not None
+        await stale.validate()
+        yard.set(limits=limits)
+        (new,) = await leases.claim(owner="new", lease_seconds=0, batch_id=batch_id)
+        await prepare_batch(yard.services, batch_id, new.epoch)
+        with pytest.raises(LeaseLost):
+            await stale.plan()
+    assert (await yard.finish(batch_id)).counts == RequestCounts(3, 2, 1)
 
 
 async def test_bad_lines_of_a_validation_by_other_rules_are_forgotten(
