@@ -198,7 +198,7 @@ async def _stop_batch(request: Request, record: ResponseRecord) -> None:
 
 
 async def _delete_files(services: Services, record: ResponseRecord) -> None:
-    """The files of a batch whose last response was deleted; of one that runs they are kept."""
+    """Those of a batch whose last response was deleted; one that runs does so at its end."""
     assert record.batch_id is not None  # noqa: S101 - it has a batch
     batch = await services.store.batches.get(record.batch_id)
     if batch.status not in TERMINAL or await services.store.responses.has_any(batch.id):

@@ -8,6 +8,7 @@ from batchyard.errors import BatchyardError, LeaseLost, LocationRefused, Storage
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.batch_span import traced
 from batchyard.services.services import Progress
+from batchyard.steps.input_file import wipe_unnamed
 from batchyard.steps.table import ResultKeys, result_path
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location, write_location
@@ -32,13 +33,14 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     """
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
+        await _delete_unwanted(services, batch)
         return batch
     if batch.epoch != collected.epoch:
         # Before the user's files are touched: another's may be there by now.
         raise LeaseLost(f"{batch_id} has another owner; drop what is left of it.")
     services.on_progress(Progress(batch_id, "publishing"))
     failures = await _publish_files(services, batch, collected)
-    return await services.store.batches.finish(
+    batch = await services.store.batches.finish(
         batch_id,
         target=collected.target,
         errors=collected.errors,
@@ -52,6 +54,20 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         again={kind: each.again_to for kind, each in failures.items() if each.again_to is not None},
         epoch=collected.epoch,
     )
+    await _delete_unwanted(services, batch)
+    return batch
+
+
+async def _delete_unwanted(services: Services, batch: BatchRecord) -> None:
+    """Delete the files of a batch of background responses that were all deleted before its end.
+
+    Who deletes the last response of a batch that has ended deletes them then.
+    """
+    if not batch.holds_responses or await services.store.responses.has_any(batch.id):
+        return
+    file_ids = (batch.input_file_id, batch.output_file_id, batch.error_file_id)
+    for file in await services.store.files.delete_unread([each for each in file_ids if each]):
+        await wipe_unnamed(services, file.storage_key)
 
 
 class Failure(NamedTuple):

@@ -165,6 +165,23 @@ async def test_a_batch_none_of_whose_answers_is_wanted_any_more_is_stopped(yard:
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.CANCELLING
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_the_files_of_a_batch_whose_responses_were_deleted_before_its_end_are_deleted(
+    yard: Yard, is_stopped: bool
+) -> None:
+    """Nobody could delete them later: its tenant does not see them."""
+    made = await accept(yard)
+    await collected(yard)
+    (batch_id,) = await batches(yard)
+    await yard.services.store.responses.delete(made, "a")
+    if is_stopped:
+        await yard.services.store.batches.cancel(batch_id)
+    batch = await yard.finish(batch_id)
+    assert batch.status is (BatchStatus.CANCELLED if is_stopped else BatchStatus.COMPLETED)
+    assert [key async for key in yard.services.storage.list("files/")] == []
+    assert (await yard.services.store.tenants.usage("a")).stored_bytes == 0
+
+
 async def test_a_batch_that_only_cancelled_responses_are_left_of_is_stopped(yard: Yard) -> None:
     """Though others of all kinds are open."""
     long = Fault(FaultKind.HANG, lambda body: b"long" in body)
