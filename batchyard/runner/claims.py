@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from batchyard import intervals
 from batchyard.runner.admission import Admission
 from batchyard.runner.suspects import runs_alone
+from batchyard.services.whole_claims import claimed_whole
 from batchyard.store import ChunkAction, Host
 from batchyard.turns import Beside
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from batchyard.turns import Standing
 
 _NOTHING: Final = Beside()
-_LAST_CLAIM_SECONDS: Final = 5.0
-"""For a claim whose runner is to end."""
 
 
 class Claims:
@@ -196,19 +194,8 @@ class Claims:
         return None if joinable is None else await self._claim_of(joinable)
 
     async def _claim_of(self, batch_id: str | None, beside: Beside = _NOTHING) -> ChunkLease | None:
-        claiming = asyncio.create_task(self._claimed(batch_id, beside), name="claim")
-        try:
-            claimed = await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            # What has begun is written all the same. Not given back, the lease would last its time,
-            # and then count against the chunk.
-            await asyncio.wait([claiming], timeout=_LAST_CLAIM_SECONDS)
-            claiming.cancel()
-            await asyncio.wait([claiming])
-            if not claiming.cancelled() and claiming.exception() is None:
-                for lease in claiming.result():
-                    await self._returns.release(lease)
-            raise
+        claim = self._claimed(batch_id, beside)
+        claimed = await claimed_whole(claim, self._returns.release)
         return claimed[0] if claimed else None
 
     async def _claimed(self, batch_id: str | None, beside: Beside) -> list[ChunkLease]:

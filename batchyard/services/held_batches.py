@@ -25,6 +25,7 @@ from batchyard.services.published import Figures
 from batchyard.services.renewal import Renewals
 from batchyard.services.stop_batch import stop_overdue
 from batchyard.services.wait_words import why_it_waits
+from batchyard.services.whole_claims import claimed_whole
 from batchyard.services.work_places import WorkPlace, WorkPlaces
 from batchyard.store import BatchLease
 from batchyard.store.batch.pages import batch_not_found
@@ -188,7 +189,7 @@ class HeldBatches:
         with_expired = time.monotonic() - self._expired_at >= _EXPIRED_SECONDS
         with_expired = with_expired and self._renewals.may_take_expired
         chains, is_little = self._room_for_chains(), self.has_few_places_for_chains
-        leases = await self._store.batch_leases.claim(
+        claim = self._store.batch_leases.claim(
             owner=self.owner,
             lease_seconds=self._settings.batch_lease_seconds,
             without_tenants=self._room.full_tenants(),
@@ -197,6 +198,7 @@ class HeldBatches:
             limit=limit,
             with_expired=with_expired,
         )
+        leases = await claimed_whole(claim, self._give_back)
         if with_expired:
             self._expired_at = time.monotonic()
         for lease in leases:
@@ -348,16 +350,20 @@ class HeldBatches:
             if batch.status in TERMINAL:
                 raise BatchEnded
             await self._renewals.before_claim()
-            leases = await store.batch_leases.claim(
+            claim = store.batch_leases.claim(
                 owner=self.owner,
                 lease_seconds=settings.batch_lease_seconds,
                 batch_id=batch_id,
                 with_expired=self._renewals.may_take_expired,
             )
-            if leases:
+            if leases := await claimed_whole(claim, self._give_back):
                 self._held[batch_id] = HeldBatch(leases[0])
                 return
             await asyncio.sleep(intervals.POLL_SECONDS)
+
+    async def _give_back(self, lease: BatchLease) -> None:
+        with contextlib.suppress(StoreError):
+            await self._store.batch_leases.release(lease)
 
     async def _let_go(
         self, held: HeldBatch, after_seconds: float, wait_reason: str | None = None

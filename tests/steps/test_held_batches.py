@@ -193,6 +193,36 @@ async def test_a_batch_that_a_process_has_created_is_its_own_before_it_is_held(
             assert not batch.is_lost
 
 
+@pytest.mark.parametrize("is_one", [False, True])
+async def test_a_process_that_is_cancelled_as_it_claims_batches_keeps_no_lease(
+    yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch, is_one: bool
+) -> None:
+    """A write that has begun ends by itself, so the claim is not undone."""
+    leases, is_claimed = yard.services.store.batch_leases, asyncio.Event()
+    claim = leases.claim
+
+    async def slow(**named: Any) -> Any:
+        claimed = await claim(**named)
+        is_claimed.set()
+        await asyncio.sleep(0.05)
+        return claimed
+
+    async def take() -> None:
+        if not is_one:
+            await held.claim(8)
+            return
+        async with held.hold(batch_id):
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr(leases, "claim", slow)
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        taking = asyncio.create_task(take())
+        await is_claimed.wait()
+        taking.cancel()
+        await asyncio.wait([taking])
+    assert await leases.free_count() == 1
+
+
 async def test_after_an_outage_others_may_renew_their_batches_before_they_are_claimed(
     yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
