@@ -86,9 +86,8 @@ async def record_input(
     """Record the object as the file that the batch reads; its size in bytes.
 
     Without a ``filename`` it is named after the batch. Raises
-    :class:`~batchyard.errors.StorageLimitExceeded`,
-    :class:`~batchyard.errors.TransitionConflict` where the file is recorded already, and
-    :class:`~batchyard.errors.InputRefused` where it was, and has been deleted.
+    :class:`~batchyard.errors.StorageLimitExceeded`, and
+    :class:`~batchyard.errors.TransitionConflict` where the file is recorded already.
     """
     file = NewFile(
         id=batch.input_file_id,
@@ -105,22 +104,7 @@ async def record_input(
     except StorageLimitExceeded:
         await wipe_unnamed(services, stored.key)
         raise
-    except TransitionConflict:
-        await _check_not_deleted(services, batch)
-        raise
     return stored.size_bytes
-
-
-async def _check_not_deleted(services: Services, batch: BatchRecord) -> None:
-    """It never gets a row again: the input would be fetched until the window ends."""
-    file_id = batch.input_file_id
-    try:
-        await services.store.files.get(file_id)
-    except RecordNotFound:
-        raise _refused(
-            f"File {file_id}, the input of the batch, was deleted before it was validated: create "
-            "the batch again."
-        ) from None
 
 
 async def wipe_unnamed(services: Services, key: str) -> None:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.errors import InputRefused, StorageError, TransitionConflict
-from batchyard.files.delete import delete_file
-from batchyard.services.segments import put_bytes
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.input_file import store_input
@@ -64,24 +62,6 @@ async def test_an_owner_that_lost_its_lease_replaces_no_input(yard: Yard) -> Non
     with pytest.raises(TransitionConflict):
         await store_input(yard.services, batch, late())
     assert (await yard.finish(batch_id)).counts.completed == 2
-
-
-@pytest.mark.parametrize("kind", ["place", "files"])
-async def test_an_input_that_is_deleted_before_it_is_planned_is_not_fetched_for_ever(
-    yard: Yard, kind: str
-) -> None:
-    """Its process was lost after the fetch, and the next one begins with it."""
-    if kind == "place":
-        batch_id = await yard.create([chat_line("a")])
-    else:
-        await put_bytes(yard.services.storage, "files/one", [b"{}\n"])
-        request = BatchRequest(input_file_ids=((await uploaded(yard)).id,))
-        batch_id = await create_batch(yard.services, request)
-    await fetch_input(yard.services, batch_id)
-    batch = await yard.services.store.batches.get(batch_id)
-    await delete_file(yard.services, batch.tenant, batch.input_file_id)
-    with pytest.raises(InputRefused, match="was deleted before it was validated"):
-        await fetch_input(yard.services, batch_id)
 
 
 async def test_an_input_over_the_limit_is_refused(yard: Yard) -> None:
