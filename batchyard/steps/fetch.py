@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from batchyard.datasets.files import has_local_files
-from batchyard.errors import ObjectNotFound, RecordNotFound
+from batchyard.errors import ObjectNotFound
 from batchyard.services.batch_span import traced
 from batchyard.services.places import places_of
 from batchyard.services.services import Progress
@@ -39,15 +39,16 @@ async def fetch_input(services: Services, batch_id: str) -> int:
     """
     batch = await services.store.batches.get(batch_id)
     await check_urls(services, batch)
-    try:
-        file = await services.store.files.get(batch.input_file_id)
-    except RecordNotFound:
-        pass
-    else:
+    file = await services.store.files.recorded(batch.input_file_id)
+    if file is not None and file.deleted_at is None:
         check_input_file(batch, file)
         return file.size_bytes
     places = await places_of(services, batch_id)
     location = places.input
+    if file is not None and (location is not None or batch.options.parts):
+        # Fetched earlier, and deleted by its tenant since: the bytes are kept for the batch. Its
+        # row could not be written a second time.
+        return file.size_bytes
     if isinstance(location, Several) and places.template is None:
         await _check_here(services, location)
         return await join_places(services, batch, location.places)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from batchyard.batch_error import BatchError
 from batchyard.errors import (
     InputRefused,
-    RecordNotFound,
     StorageError,
     StorageLimitExceeded,
     TransitionConflict,
@@ -68,11 +67,10 @@ async def unless_recorded(
             yield part
     # To fetch takes minutes, in which the batch's lease may be lost. The place may have had other
     # bytes when the next owner read it, whose plan says where each line begins.
-    try:
-        await services.store.files.get(batch.input_file_id)
-    except RecordNotFound:
-        return
-    raise TransitionConflict(f"The input of {batch.id} was stored by another process meanwhile.")
+    if await services.store.files.recorded(batch.input_file_id) is not None:
+        raise TransitionConflict(
+            f"The input of {batch.id} was stored by another process meanwhile."
+        )
 
 
 async def record_input(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.errors import InputRefused, StorageError, TransitionConflict
+from batchyard.files.delete import delete_file
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.input_file import store_input
@@ -61,6 +62,17 @@ async def test_an_owner_that_lost_its_lease_replaces_no_input(yard: Yard) -> Non
 
     with pytest.raises(TransitionConflict):
         await store_input(yard.services, batch, late())
+    assert (await yard.finish(batch_id)).counts.completed == 2
+
+
+async def test_an_input_that_was_fetched_and_then_deleted_is_not_fetched_again(yard: Yard) -> None:
+    """The batch waits, or begins again in another process, and its tenant tidies up meanwhile."""
+    batch_id = await yard.create([chat_line("a"), chat_line("b")])
+    await fetch_input(yard.services, batch_id)
+    batch = await yard.services.store.batches.get(batch_id)
+    await delete_file(yard.services, batch.tenant, batch.input_file_id)
+    yard.write_input([])
+    await fetch_input(yard.services, batch_id)
     assert (await yard.finish(batch_id)).counts.completed == 2
 
 

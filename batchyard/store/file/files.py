@@ -84,6 +84,13 @@ class Files(Aggregate):
         return await load_file(connection, file_id, tenant)
 
     @reads
+    async def recorded(self, connection: AsyncConnection, file_id: str) -> FileRecord | None:
+        """The file, deleted or not; None: it was never recorded."""
+        found = await connection.execute(select(FILES).where(FILES.c.id == file_id))
+        row = found.mappings().one_or_none()
+        return None if row is None else FileRecord.read(row)
+
+    @reads
     async def page(
         self,
         connection: AsyncConnection,

@@ -89,6 +89,10 @@ async def test_a_deleted_file_is_not_found(store: Store) -> None:
     await store.files.delete(new.id)
     with pytest.raises(RecordNotFound):
         await store.files.get(new.id)
+    recorded = await store.files.recorded(new.id)
+    assert recorded is not None
+    assert recorded.deleted_at is not None
+    assert await store.files.recorded(new_file_id()) is None
 
 
 async def test_deleting_tells_which_bytes_to_wipe_and_works_once(store: Store) -> None:
