@@ -127,8 +127,11 @@ class RunnerScheduler:
             return ()
         # The database after Prefect: a flow run that has become a runner since is counted once.
         rows = await self._runners()
-        if not await self._is_live_still(live, [row for row in rows if row.id in waiting], now):
-            return ()
+        unsure = await self._unsure(live or (), [row for row in rows if row.id in waiting], now)
+        if unsure:
+            live = unsure.union(live or ())
+            demand = with_live(demand, unsure)
+            self._watch(demand)
         ended = await self._ended(pools, rows)
         now = await self._store.database.now()
         # Prefect may have taken its time.
@@ -243,20 +246,20 @@ class RunnerScheduler:
         self._troubles.pop("flow runs", None)
         return {run.id: run for run in found if run.has_ended}
 
-    async def _is_live_still(
-        self, live: Collection[str] | None, waiting: Sequence[RunnerRecord], now: float
-    ) -> bool:
-        """Whether ``live`` is what Prefect says, if a runner is to end because of it.
+    async def _unsure(
+        self, live: Collection[str], waiting: Sequence[RunnerRecord], now: float
+    ) -> frozenset[str]:
+        """The models of ``waiting`` that are not ``live``, unless Prefect says so once more.
 
         A Prefect that has lost its database names no model until `batchyard deploy` has made the
         blocks again, and the pools after them: blocks that were read before the pools may be those
         of the empty database.
         """
-        if live is None or all(
-            row.model in live or row.status is not RunnerStatus.LIVE for row in waiting
-        ):
-            return True
-        return await self._blocks.look_again(now) and self._blocks.live == live
+        found = {row.model or "" for row in waiting if row.status is RunnerStatus.LIVE}
+        ending = found.difference(live)
+        has_said = bool(ending) and await self._blocks.look_again(now)
+        is_certain = has_said and self._blocks.live == frozenset(live)
+        return frozenset() if is_certain else frozenset(ending)
 
     async def _runners(self) -> list[RunnerRecord]:
         return await self._store.runners.live(

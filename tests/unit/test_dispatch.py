@@ -1510,6 +1510,31 @@ async def test_live_runners_stay_when_prefect_has_lost_its_database_and_is_deplo
     assert prefect.runs == []
 
 
+async def test_others_are_served_while_prefect_does_not_say_whether_a_model_is_live(
+    prefect: SmallPrefect,
+    api: PrefectApi,
+    sealed_store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pools can be read, and its blocks cannot, for as long as one of them has no meaning."""
+    prefect.offered, prefect.live = {MODEL}, {MODEL}
+    ours = scheduler_of(api, sealed_store, settings)
+    await ours.look()
+    runner = await announce(prefect, sealed_store)
+    await sealed_store.live_engines.register(
+        LiveEngine(runner_id=runner.id, model=MODEL, address="unix:///s", secret="x")
+    )
+    prefect.runs, prefect.limits, prefect.offered = [], {}, set()
+    pass_time(monkeypatch, sealed_store, 60)
+    await ours.look()
+    prefect.limits, prefect.offered = {"gpu": 2}, None
+    await begun_batch(sealed_store, model="other")
+    await ours.look()
+    assert [run["parameters"] for run in prefect.runs] == [{"model": "other"}]
+    assert [each.runner_id for each in await sealed_store.live_engines.open(60)] == [runner.id]
+
+
 @pytest.mark.usefixtures("always_asked")
 async def test_a_live_model_that_nobody_can_serve_is_tried_for_ever(
     prefect: SmallPrefect, api: PrefectApi, sealed_store: Store, settings: Settings
