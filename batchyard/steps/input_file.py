@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from batchyard.batch_error import BatchError
 from batchyard.errors import (
     InputRefused,
+    RecordNotFound,
     StorageError,
     StorageLimitExceeded,
     TransitionConflict,
@@ -97,12 +98,28 @@ async def record_input(
         tenant=batch.tenant,
         lifetime_seconds=lifetime_seconds,
     )
+    await record_file(services, file)
+    return stored.size_bytes
+
+
+async def record_file(services: Services, file: NewFile) -> None:
+    """Record a file whose bytes are stored, or delete them if its tenant has no room for it.
+
+    Raises what :func:`record_input` does.
+    """
     try:
         await services.store.files.create(file, quota=default_quota(services))
     except StorageLimitExceeded:
-        await wipe_unnamed(services, stored.key)
+        await wipe_unnamed(services, file.storage_key)
         raise
-    return stored.size_bytes
+
+
+async def is_kept(services: Services, file_id: str) -> bool:
+    """Whether the file was recorded and is not deleted."""
+    with suppress(RecordNotFound):
+        await services.store.files.get(file_id)
+        return True
+    return False
 
 
 async def wipe_unnamed(services: Services, key: str) -> None:

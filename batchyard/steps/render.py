@@ -16,16 +16,16 @@ from batchyard.errors import (
     DatasetRefused,
     InputRefused,
     ObjectTooLarge,
-    RecordNotFound,
     RequestRefused,
     StorageLimitExceeded,
     TransitionConflict,
 )
 from batchyard.services.arrivals import arriving
 from batchyard.services.keys import rows_key
-from batchyard.services.quotas import default_quota
 from batchyard.services.services import Progress
 from batchyard.steps.input_file import (
+    is_kept,
+    record_file,
     record_input,
     store_input,
     unless_recorded,
@@ -124,7 +124,7 @@ async def _store_rows(
     rows = unless_recorded(services, batch, read_file(path))
     with arriving(services, batch.tenant) as within_quota:
         # An earlier attempt has recorded them, and they would count twice.
-        is_counted = await _is_recorded(services, file_id)
+        is_counted = await is_kept(services, file_id)
         awaited = rows if is_counted else within_quota(rows)
         kept = await services.storage.put(rows_key(batch.input_file_id), awaited)
     file = NewFile(
@@ -137,20 +137,8 @@ async def _store_rows(
         tenant=batch.tenant,
         lifetime_seconds=lifetime_seconds,
     )
-    try:
-        await services.store.files.create(file, quota=default_quota(services))
-    except TransitionConflict:
-        pass  # an earlier attempt has recorded it
-    except StorageLimitExceeded:
-        await wipe_unnamed(services, kept.key)
-        raise
-
-
-async def _is_recorded(services: Services, file_id: str) -> bool:
-    with suppress(RecordNotFound):
-        await services.store.files.get(file_id)
-        return True
-    return False
+    with suppress(TransitionConflict):  # an earlier attempt has recorded it
+        await record_file(services, file)
 
 
 async def _lines(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +16,7 @@ from batchyard.errors import DatasetRefused, ObjectNotFound, RecordNotFound
 from batchyard.services.keys import file_key
 from batchyard.services.local_copy import local_copy
 from batchyard.services.storage_mark import unavailable_here
+from batchyard.steps.input_file import is_kept
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.threads import in_thread
 from batchyard.wire import result_file_id
@@ -86,7 +87,7 @@ async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder
     try:
         lines = await local(file_key(batch.input_file_id))
     except ObjectNotFound:
-        if await _has_input(services, batch):
+        if await is_kept(services, batch.input_file_id):
             raise
         raise DatasetRefused(
             f"The table is made with the input of the batch, {batch.input_file_id}, which is no "
@@ -112,13 +113,6 @@ async def _answered_by(services: Services, batch: BatchRecord) -> str:
     if not batch.stages:
         return batch.endpoint
     return (await services.store.chains.get(batch.id)).stages[-1].endpoint
-
-
-async def _has_input(services: Services, batch: BatchRecord) -> bool:
-    with suppress(RecordNotFound):
-        await services.store.files.get(batch.input_file_id)
-        return True
-    return False
 
 
 async def _rows_key(services: Services, batch: BatchRecord) -> str | None:

@@ -1450,6 +1450,22 @@ async def sealed_store(home_with_tables: Path) -> AsyncIterator[Store]:
         yield opened
 
 
+async def live_runner(ours: RunnerScheduler, prefect: SmallPrefect, store: Store) -> RunnerRecord:
+    """The runner that the scheduler starts for a live model, which answers live requests."""
+    prefect.offered, prefect.live = {MODEL}, {MODEL}
+    await ours.look()
+    runner = await announce(prefect, store)
+    await store.live_engines.register(
+        LiveEngine(runner_id=runner.id, model=MODEL, address="unix:///s", secret="x")
+    )
+    return runner
+
+
+def lose_database(prefect: SmallPrefect) -> None:
+    """It knows no flow run, no pool and no block any more."""
+    prefect.runs, prefect.limits, prefect.offered = [], {}, set()
+
+
 async def test_a_live_model_has_one_runner_without_any_batch(
     prefect: SmallPrefect, api: PrefectApi, sealed_store: Store, settings: Settings
 ) -> None:
@@ -1467,13 +1483,8 @@ async def test_a_runner_of_a_model_that_is_live_no_more_is_drained(
     prefect: SmallPrefect, api: PrefectApi, sealed_store: Store, settings: Settings
 ) -> None:
     """Also while Prefect does not say, it stays: nobody has said that it should go."""
-    prefect.offered, prefect.live = {MODEL}, {MODEL}
     ours = scheduler_of(api, sealed_store, settings)
-    await ours.look()
-    runner = await announce(prefect, sealed_store)
-    await sealed_store.live_engines.register(
-        LiveEngine(runner_id=runner.id, model=MODEL, address="unix:///s", secret="x")
-    )
+    runner = await live_runner(ours, prefect, sealed_store)
     prefect.offered = None
     await ours.look()
     assert (await sealed_store.live_engines.open(60))[0].runner_id == runner.id
@@ -1493,14 +1504,9 @@ async def test_live_runners_stay_when_prefect_has_lost_its_database_and_is_deplo
     is_away: bool,
 ) -> None:
     """The blocks were read just before they were made again, or cannot be read now."""
-    prefect.offered, prefect.live = {MODEL}, {MODEL}
     ours = scheduler_of(api, sealed_store, settings)
-    await ours.look()
-    runner = await announce(prefect, sealed_store)
-    await sealed_store.live_engines.register(
-        LiveEngine(runner_id=runner.id, model=MODEL, address="unix:///s", secret="x")
-    )
-    prefect.runs, prefect.limits, prefect.offered = [], {}, set()
+    runner = await live_runner(ours, prefect, sealed_store)
+    lose_database(prefect)
     pass_time(monkeypatch, sealed_store, 60)
     await ours.look()
     prefect.limits, prefect.offered = {"gpu": 1}, None if is_away else {MODEL}
@@ -1518,14 +1524,9 @@ async def test_others_are_served_while_prefect_does_not_say_whether_a_model_is_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its pools can be read, and its blocks cannot, for as long as one of them has no meaning."""
-    prefect.offered, prefect.live = {MODEL}, {MODEL}
     ours = scheduler_of(api, sealed_store, settings)
-    await ours.look()
-    runner = await announce(prefect, sealed_store)
-    await sealed_store.live_engines.register(
-        LiveEngine(runner_id=runner.id, model=MODEL, address="unix:///s", secret="x")
-    )
-    prefect.runs, prefect.limits, prefect.offered = [], {}, set()
+    runner = await live_runner(ours, prefect, sealed_store)
+    lose_database(prefect)
     pass_time(monkeypatch, sealed_store, 60)
     await ours.look()
     prefect.limits, prefect.offered = {"gpu": 2}, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -150,6 +151,25 @@ async def test_retry_after_is_read() -> None:
     assert answers[0].retry_after_seconds == 3.0
 
 
+@contextlib.asynccontextmanager
+async def engine_over(
+    handle: Callable[[web.Request], Awaitable[web.StreamResponse]], host: str = "127.0.0.1"
+) -> AsyncIterator[RemoteEngine]:
+    """A started engine whose server answers all requests by ``handle``."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = RemoteEngine(f"http://{host}:{runner.addresses[0][1]}", "m")
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        await runner.cleanup()
+
+
 async def test_redirects_are_not_followed_and_proxies_not_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,17 +181,9 @@ async def test_redirects_are_not_followed_and_proxies_not_asked(
         visited.append(request.path)
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine = RemoteEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", "m")
-    await engine.start()
-    answers = await ask(engine, BODY)
-    routes = await engine.routes()
-    await engine.stop()
-    await runner.cleanup()
+    async with engine_over(handle) as engine:
+        answers = await ask(engine, BODY)
+        routes = await engine.routes()
 
     assert answers[0].status == 307
     assert "/elsewhere" not in visited
@@ -186,17 +198,9 @@ async def test_cookies_are_not_sent_back() -> None:
         sent_back.append(request.headers.get("Cookie"))
         return web.Response(headers={"Set-Cookie": "backend=a; Path=/"})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
     # Cookies belong to names, not to addresses.
-    engine = RemoteEngine(f"http://localhost:{runner.addresses[0][1]}", "m")
-    await engine.start()
-    await ask(engine, BODY, BODY)
-    await engine.stop()
-    await runner.cleanup()
+    async with engine_over(handle, host="localhost") as engine:
+        await ask(engine, BODY, BODY)
 
     assert len(sent_back) > 2
     assert set(sent_back) == {None}
@@ -211,16 +215,8 @@ async def test_many_requests_travel_at_once() -> None:
             await together.wait()
         return web.Response()
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine = RemoteEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", "m")
-    await engine.start()
-    answers = await ask(engine, *[BODY] * 300, timeout_seconds=30)
-    await engine.stop()
-    await runner.cleanup()
+    async with engine_over(answer) as engine:
+        answers = await ask(engine, *[BODY] * 300, timeout_seconds=30)
 
     assert [answer.status for answer in answers] == [200] * 300
 
@@ -281,18 +277,8 @@ async def answer_of(
     async def get(request: web.Request) -> web.Response:
         return web.Response(text=metrics, status=status if request.path == "/metrics" else 200)
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", get)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine = RemoteEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", "m")
-    await engine.start()
-    try:
+    async with engine_over(get) as engine:
         return await ask(engine)
-    finally:
-        await engine.stop()
-        await runner.cleanup()
 
 
 def metrics_of(**values: float) -> str:
