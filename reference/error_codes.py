@@ -246,8 +246,10 @@ WARNINGS: Final = (
     ),
     Code(
         "url_not_checked",
-        "The server of a presigned URL could not be asked whether it takes the file.",
-        "Check the URL. The results are kept in any case.",
+        "It is not known whether a presigned URL takes the file: its server does not answer or may "
+        "not be asked, or the URL has the checksum of another content.",
+        "Check what the message says of the URL. The results are kept in any case. "
+        "[Presigned URLs](../how-to/use-the-api.md#presigned-urls).",
     ),
     Code(
         "not_delivered",
@@ -290,7 +292,7 @@ BATCH: Final = (
     Code(
         "destination_refused",
         "A presigned URL for a result file would be refused: it is signed for another method or "
-        "with another key, or its bucket does not exist. Nothing was run.",
+        "with another key, or its bucket does not exist or is in another region. Nothing was run.",
         "Make a URL for PUT, and create the batch again.",
     ),
     Code(

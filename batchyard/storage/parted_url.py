@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote, unquote
 
-from batchyard.errors import LocationRefused
-from batchyard.storage.presigned import check_not_expired, earliest_expiry, put_headers
+from batchyard.errors import LocationRefused, StorageUnavailable
+from batchyard.storage.presigned import (
+    check_not_expired,
+    earliest_expiry,
+    other_content,
+    post_headers,
+    put_headers,
+)
 from batchyard.storage.upload import upload_parts
 from batchyard.web.url import checked_url, shown
 
@@ -82,9 +88,13 @@ class PartedUrl:
             check_not_expired(url)
         for url in self.part_urls:
             put_headers(url)
+        post_headers(self.complete_url)
 
     async def probe(self, _: Access) -> None:
-        """Nothing is known before the parts are sent: one that was sent stays."""
+        """Its server is not asked: a part that was sent stays."""
+        for url in self.urls:
+            if (why := other_content(url)) is not None:
+                raise StorageUnavailable(f"{shown(url)}: {why}")
 
     async def write(self, path: Path, access: Access) -> None:
         await upload_parts(self.part_urls, self.complete_url, path, web=access.web)

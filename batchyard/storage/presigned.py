@@ -1,4 +1,4 @@
-"""What a presigned URL says about itself: until when it holds and which headers it covers.
+"""What a presigned URL says about itself: until when it holds, and what it covers.
 
 Understands signatures of S3 (versions 2 and 4), of Google Cloud Storage (V2 and V4) and shared
 access signatures of Azure; see
@@ -9,6 +9,7 @@ right, only the server knows. SDKs make such URLs and read none.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,14 @@ _AZURE_PUT_LIMIT_BYTES: Final = 5000 * 1024**2
 _AZURE_HEADERS: Final = {"x-ms-blob-type": "BlockBlob"}
 """Without it, Azure refuses every PUT of a blob."""
 
-_SENT_WITH_PUT = {"host", "content-length", "content-type"}
+_KNOWN_HEADERS: Final = {"host", "content-type", ""}
+_DIGEST: Final = re.compile(
+    r"content-md5|x-amz-content-sha256|x-amz-checksum-(?!algorithm$|type$|mode$)\w+"
+)
+"""Parameters that say which content the URL is for."""
+_ANY_CONTENT: Final = "UNSIGNED-PAYLOAD"
+_WRITES: Final = {"PutObject", "UploadPart", "CompleteMultipartUpload"}
+"""What AWS's SDK for JavaScript writes into the ``x-id`` of a URL that we can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +57,14 @@ class Signature:
     """What a PUT to this server sends besides."""
 
 
+def _query_of(url: str) -> dict[str, str]:
+    """Its parameters, with names in lower case."""
+    return {name.lower(): value for name, value in parse_qsl(urlsplit(url).query)}
+
+
 def signature_of(url: str) -> Signature | None:
     """Read the signature; ``None`` when the URL is a plain one."""
-    query = {name.lower(): value for name, value in parse_qsl(urlsplit(url).query)}
+    query = _query_of(url)
     for vendor in ("x-amz-", "x-goog-"):
         if f"{vendor}signature" in query:
             return Signature(
@@ -70,7 +83,7 @@ def signature_of(url: str) -> Signature | None:
             content_type=query.get("content-type"),
             most_bytes=S3_PUT_LIMIT_BYTES if "awsaccesskeyid" in query else None,
         )
-    if "sig" in query and "sv" in query:
+    if _is_azure(query):
         return Signature(
             expires_at=_expiry_azure(query),
             signed_headers=frozenset(),
@@ -133,19 +146,80 @@ def _now() -> datetime:
 def put_headers(url: str) -> dict[str, str]:
     """The headers, beside Content-Length, that a PUT to this URL has to send.
 
-    Raises :class:`~batchyard.errors.LocationRefused` when the signature covers a header whose
-    value only the signer knows.
+    Raises :class:`~batchyard.errors.LocationRefused` when the signature allows no PUT of a file
+    that is not there yet.
     """
     signature = signature_of(url)
     if signature is None:
         return {"Content-Type": OCTET_STREAM}
-    unknown = sorted(signature.signed_headers - _SENT_WITH_PUT - {""})
-    if unknown:
-        raise LocationRefused(
-            f"the presigned URL {shown(url)} signs {', '.join(unknown)}, which we do not send: "
-            "sign only host and content-type"
-        )
+    _check_allows_writing(url, signature)
     headers = dict(signature.own_headers)
     if signature.content_type is not None:
         headers["Content-Type"] = signature.content_type
     return headers
+
+
+def post_headers(url: str) -> dict[str, str]:
+    """The headers that the POST of a list of parts to this URL has to send; raises as the above."""
+    signature = signature_of(url)
+    if signature is None:
+        return {}
+    _check_allows_writing(url, signature)
+    is_signed = "content-type" in signature.signed_headers
+    return {"Content-Type": signature.content_type} if is_signed and signature.content_type else {}
+
+
+def _check_allows_writing(url: str, signature: Signature) -> None:
+    name, query = shown(url), _query_of(url)
+    if unknown := sorted(signature.signed_headers - _KNOWN_HEADERS):
+        raise LocationRefused(
+            f"the presigned URL {name} signs {', '.join(unknown)}, for which only its signer has "
+            "the value: sign only host and content-type"
+        )
+    operation = query.get("x-id")
+    if operation is not None and operation not in _WRITES:
+        raise LocationRefused(f"the presigned URL {name} is for {operation}: make one for PUT")
+    if _is_azure(query) and not {"c", "w"} & set(query.get("sp", "w")):
+        raise LocationRefused(
+            f"the shared access signature of {name} allows no writing: make one with the "
+            "permissions create and write"
+        )
+
+
+def _is_azure(query: Mapping[str, str]) -> bool:
+    return "sig" in query and "sv" in query
+
+
+def creates_only(url: str) -> bool:
+    """Whether its signature, one of Azure, allows a new blob and never the same one again."""
+    query = _query_of(url)
+    return _is_azure(query) and "c" in query.get("sp", "") and "w" not in query.get("sp", "")
+
+
+def other_content(url: str) -> str | None:
+    """In words, what binds the URL to a content that is not that of our file; None: nothing does.
+
+    Only the server knows whether it compares them.
+    """
+    digests = [
+        name
+        for name, value in _query_of(url).items()
+        if _DIGEST.fullmatch(name) and value != _ANY_CONTENT
+    ]
+    if not digests:
+        return None
+    return (
+        f"the URL has the checksum of another content in {', '.join(digests)}. AWS's SDK for "
+        "JavaScript adds that of an empty body unless its client is made with "
+        'requestChecksumCalculation: "WHEN_REQUIRED": make a new URL without it'
+    )
+
+
+def wanted_signature(url: str) -> str:
+    """How a URL like this one must be signed for a PUT of ours, behind the word "signed"."""
+    signature = signature_of(url)
+    if signature is None or "content-type" not in signature.signed_headers:
+        return "for PUT"
+    if signature.content_type is None:
+        return "for PUT without a content-type"
+    return f"for PUT with the content-type {signature.content_type}, which is what we send"

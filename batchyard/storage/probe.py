@@ -2,20 +2,21 @@
 
 A request with ``Expect: 100-continue`` is judged by its headers: method, signature, time, bucket.
 If the server asks for the body, it has accepted them, and the connection is closed before a byte
-of the body: S3, Google Cloud Storage and Azure store nothing then. What an answer cannot tell: that
-the whole file will be taken, and that the URL still holds when the batch is done.
+of the body. Only :mod:`~batchyard.storage.known_stores` are known to store nothing then. What an
+answer cannot tell: that the whole file will be taken, and that the URL still holds when the batch
+is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import AccessDenied, ObjectNotFound, StorageUnavailable
 from batchyard.storage.presigned import check_not_expired, put_headers
-from batchyard.storage.web import WebAccess, refusal, web_errors_as_ours
+from batchyard.storage.put_answers import put_refused
+from batchyard.storage.web import WebAccess, error_code, web_errors_as_ours
 from batchyard.web.url import checked_url, shown
 
 if TYPE_CHECKING:
@@ -27,10 +28,11 @@ _CONNECT_SECONDS: Final = 3.0
 _SECONDS: Final = 5.0
 _SIZE_BYTES: Final = 1_000_000
 """What the probe says that it is about to send: an empty object would be one."""
-_WRONG_FOR_EVER: Final = re.compile(
-    "SignatureDoesNotMatch|InvalidAccessKeyId|InvalidToken|ExpiredToken|NoSuchBucket|"
-    "AuthorizationQueryParametersError|AuthenticationFailed|ContainerNotFound|PermissionMismatch"
-)
+_FINAL_CODES: Final = {
+    *("SignatureDoesNotMatch", "InvalidAccessKeyId", "InvalidToken", "ExpiredToken"),
+    *("AuthorizationQueryParametersError", "NoSuchBucket"),
+    *("AuthenticationFailed", "ContainerNotFound", "AuthorizationPermissionMismatch"),
+}
 """Codes of S3's and Azure's answers that no waiting mends, and no other machine gets around."""
 
 
@@ -41,23 +43,28 @@ class _Accepted(Exception):
 async def probe_put(url: str, *, web: WebAccess | None = None) -> None:
     """Ask the server what it says to a PUT, and send none.
 
-    Raises :class:`~batchyard.errors.AccessDenied` for a signature that does not allow it,
-    :class:`~batchyard.errors.ObjectNotFound` for a bucket that does not exist, and another
-    :class:`~batchyard.errors.StorageError` where the server could not be asked.
+    Raises :class:`~batchyard.errors.AccessDenied` for a signature that does not allow it and for a
+    redirect, which no upload follows, :class:`~batchyard.errors.ObjectNotFound` for a bucket that
+    does not exist, and another :class:`~batchyard.errors.StorageError` where the server could not
+    be asked.
     """
     web = replace(web or WebAccess(), connect_seconds=_CONNECT_SECONDS)
-    error = await _asked(url, web)
-    if error is None:
+    found = await _asked(url, web)
+    if found is None:
         return
-    if _WRONG_FOR_EVER.search(str(error)) is None:
+    error, is_final = found
+    if not is_final:
         raise StorageUnavailable(str(error))
     if isinstance(error, ObjectNotFound):
         raise error
-    raise AccessDenied(f"{error}, signed for PUT")
+    raise AccessDenied(str(error))
 
 
-async def _asked(url: str, web: WebAccess) -> StorageError | None:
-    """The server's refusal; None: it takes a PUT, or says nothing before it has the body."""
+async def _asked(url: str, web: WebAccess) -> tuple[StorageError, bool] | None:
+    """The server's refusal, and whether it is for ever.
+
+    None: it takes a PUT, or says nothing before it has the body.
+    """
     import aiohttp  # noqa: PLC0415 - most commands go to no URL, and it takes long
 
     target, name = checked_url(url), shown(url)
@@ -85,7 +92,11 @@ async def _asked(url: str, web: WebAccess) -> StorageError | None:
                         allow_redirects=False,
                     ) as response,
                 ):
-                    return None if response.status < 300 else await refusal(response, name)
+                    if response.status < 300:
+                        return None
+                    code = await error_code(response)
+                    is_final = code in _FINAL_CODES or response.status < 400
+                    return put_refused(response, url, code), is_final
             except aiohttp.ConnectionTimeoutError:
                 raise
             except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -14,10 +14,13 @@ from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.storage.presigned import (
     S3_PUT_LIMIT_BYTES,
     check_not_expired,
+    creates_only,
+    post_headers,
     put_headers,
     signature_of,
 )
-from batchyard.storage.web import WebAccess, error_code, refusal, refused, web_errors_as_ours
+from batchyard.storage.put_answers import is_there_already, put_refused
+from batchyard.storage.web import WebAccess, error_code, refused, web_errors_as_ours
 from batchyard.threads import in_thread
 from batchyard.web.url import checked_url, shown
 
@@ -87,36 +90,53 @@ async def _size(path: Path) -> int:
 
 async def _put(url: str, path: Path, start: int, stop: int, web: WebAccess) -> str:
     """Send a slice of the file; the ETag that it got."""
+    import aiohttp  # noqa: PLC0415 - most commands go to no URL, and it takes long
+
     target, name = checked_url(url), shown(url)
     headers = {**put_headers(url), "Content-Length": str(stop - start)}
+    may_be_stored = False
 
     async def send() -> str:
+        nonlocal may_be_stored
         check_not_expired(url)
+        is_sent = False
+
+        async def body() -> AsyncIterator[bytes]:
+            """The slice, each block with its own time: aiohttp has no limit while it sends."""
+            nonlocal is_sent
+            async for block in read_file(path, start=start, stop=stop):
+                yield block
+                stall.reschedule(asyncio.get_running_loop().time() + web.stall_seconds)
+            is_sent = True
+
         async with web.session() as session:
             with web_errors_as_ours(name):
-                async with (
-                    asyncio.timeout(web.stall_seconds) as stall,
-                    session.put(
-                        target,
-                        data=_body(path, start, stop, stall, web.stall_seconds),
-                        headers=headers,
-                        skip_auto_headers=("Content-Type",),
-                        allow_redirects=False,
-                    ) as response,
-                ):
-                    await _check(response, name)
-                    return response.headers.get("ETag", "")
+                try:
+                    async with (
+                        asyncio.timeout(web.stall_seconds) as stall,
+                        session.put(
+                            target,
+                            data=body(),
+                            headers=headers,
+                            # So that the body is sent only where there is no such blob, and one
+                            # that is there after a lost answer is ours.
+                            expect100=creates_only(url),
+                            skip_auto_headers=("Content-Type",),
+                            allow_redirects=False,
+                        ) as response,
+                    ):
+                        if _is_success(response):
+                            return response.headers.get("ETag", "")
+                        code = await error_code(response)
+                        if may_be_stored and is_there_already(url, code):
+                            return ""
+                        may_be_stored |= is_sent and response.status in _OUTCOME_UNKNOWN
+                        raise put_refused(response, url, code)
+                except (aiohttp.ClientError, OSError):
+                    may_be_stored |= is_sent
+                    raise
 
     return await web.backoff.retry(send)
-
-
-async def _body(
-    path: Path, start: int, stop: int, stall: asyncio.Timeout, seconds: float
-) -> AsyncIterator[bytes]:
-    """The slice, each block of which gets its own time: aiohttp has no limit while it sends."""
-    async for block in read_file(path, start=start, stop=stop):
-        yield block
-        stall.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
@@ -128,6 +148,7 @@ async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
         f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag, quote=False)}</ETag></Part>"
         for number, etag in enumerate(etags, start=1)
     )
+    headers = post_headers(url)
     body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
     clock = asyncio.get_running_loop().time
     ends_at = clock() + _COMPLETE_SECONDS
@@ -145,6 +166,7 @@ async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
                         session.post(
                             target,
                             data=body,
+                            headers=headers,
                             skip_auto_headers=("Content-Type",),
                             allow_redirects=False,
                         ) as response,
@@ -177,11 +199,6 @@ async def _whole_answer(response: aiohttp.ClientResponse) -> bytes:
     while len(answer) < _ANSWER_BYTES and (piece := await response.content.read(_ANSWER_BYTES)):
         answer += piece
     return bytes(answer)
-
-
-async def _check(response: aiohttp.ClientResponse, name: str) -> None:
-    if not _is_success(response):
-        raise await refusal(response, name)
 
 
 def _is_success(response: aiohttp.ClientResponse) -> bool:

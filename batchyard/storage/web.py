@@ -39,7 +39,7 @@ _PASSING_STATUS = {408, 425, 429}
 # S3 and Google Cloud Storage say so with 400.
 _SIGNATURE_CODES = {"ExpiredToken", "InvalidToken", "AuthorizationQueryParametersError"}
 # S3 says why in an XML element; nothing else of an answer is ever repeated.
-_CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
+_CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 _CODE_WITHIN_BYTES = 4096
 _CODE_SECONDS = 5.0
 

@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Self
 
+from batchyard.errors import StorageUnavailable
 from batchyard.storage.download import download
+from batchyard.storage.known_stores import is_known_store
 from batchyard.storage.presigned import (
     check_not_expired,
     earliest_expiry,
+    other_content,
     put_headers,
     signature_of,
+    wanted_signature,
 )
 from batchyard.storage.probe import probe_put
 from batchyard.storage.upload import upload
@@ -61,9 +65,19 @@ class WebUrl:
         put_headers(self.url)
 
     async def probe(self, access: Access) -> None:
-        """A presigned one only: any other server might take the probe for the file."""
-        if signature_of(self.url) is not None:
+        """A presigned one only, of a store that keeps what is there: others might replace it."""
+        if signature_of(self.url) is None:
+            return
+        is_asked = is_known_store(self.url)
+        if is_asked:
             await probe_put(self.url, web=access.web)
+        if (why := other_content(self.url)) is not None:
+            raise StorageUnavailable(f"{self}: {why}")
+        if not is_asked:
+            raise StorageUnavailable(
+                f"{self} was not asked, because only the stores of AWS, Google and Azure are known "
+                f"to change nothing then. Check that it is signed {wanted_signature(self.url)}"
+            )
 
     async def write(self, path: Path, access: Access) -> None:
         await upload(self.url, path, web=access.web)

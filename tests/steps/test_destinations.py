@@ -74,7 +74,15 @@ async def store_that_says(status: str, code: str) -> AsyncIterator[tuple[str, li
 # -- before it runs -------------------------------------------------------------------------------
 
 
-async def test_a_batch_whose_url_no_store_would_take_ends_before_anything_runs(yard: Yard) -> None:
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of this machine count as stores that may be asked."""
+    monkeypatch.setattr("batchyard.storage.web_url.is_known_store", lambda _: True)
+
+
+async def test_a_batch_whose_url_no_store_would_take_ends_before_anything_runs(
+    yard: Yard, known: None
+) -> None:
     async with store_that_says("403 Forbidden", "SignatureDoesNotMatch") as (host, methods):
         batch = await yard.run(LINES, output=signed(3600, host))
     assert (batch.status, methods) == (BatchStatus.FAILED, ["PUT"])
@@ -85,7 +93,7 @@ async def test_a_batch_whose_url_no_store_would_take_ends_before_anything_runs(y
     assert "hunter2" not in error.message
 
 
-async def test_both_urls_are_asked_at_once(yard: Yard) -> None:
+async def test_both_urls_are_asked_at_once(yard: Yard, known: None) -> None:
     """A store that says nothing before it has the body is waited for, once."""
     here = 0
     both = asyncio.Event()
@@ -112,7 +120,7 @@ async def test_both_urls_are_asked_at_once(yard: Yard) -> None:
     assert both.is_set()
 
 
-async def test_every_url_that_no_store_would_take_is_named(yard: Yard) -> None:
+async def test_every_url_that_no_store_would_take_is_named(yard: Yard, known: None) -> None:
     async with store_that_says("403 Forbidden", "SignatureDoesNotMatch") as (host, _):
         urls = {"output": signed(3600, host), "error": signed(3600, host, "/err")}
         batch = await yard.run(LINES, **urls)
@@ -120,7 +128,7 @@ async def test_every_url_that_no_store_would_take_is_named(yard: Yard) -> None:
 
 
 async def test_a_store_that_cannot_be_asked_is_a_warning_while_the_batch_runs(
-    yard: Yard, unused_tcp_port: int
+    yard: Yard, unused_tcp_port: int, known: None
 ) -> None:
     url = signed(3600, f"http://127.0.0.1:{unused_tcp_port}")
     batch = await yard.services.store.batches.get(await yard.prepared(LINES, error=url))
@@ -131,6 +139,32 @@ async def test_a_store_that_cannot_be_asked_is_a_warning_while_the_batch_runs(
     assert "hunter2" not in warning.message
     again = await redirect(yard.services, batch, {"error": parse_location(signed(60))})
     assert again.warnings == ()
+
+
+async def test_a_store_that_may_not_be_asked_is_a_warning_and_gets_no_request(yard: Yard) -> None:
+    async with store_that_says("403 Forbidden", "SignatureDoesNotMatch") as (host, methods):
+        batch_id = await yard.prepared(LINES, output=signed(3600, host))
+    batch = await yard.services.store.batches.get(batch_id)
+    (warning,) = batch.warnings
+    assert (warning.code, warning.param, methods) == ("url_not_checked", "output_url", [])
+    assert "only the stores of AWS, Google and Azure" in warning.message
+
+
+async def test_a_url_with_the_checksum_of_an_empty_body_is_a_warning_before_it_runs(
+    yard: Yard, receiver: Receiver
+) -> None:
+    """As AWS's SDK for JavaScript makes them; the first answer at the end is final."""
+    url = receiver.url("/out?x-amz-checksum-crc32=AAAAAA%3D%3D")
+    receiver.answers += [Reply(400, body=b"<Error><Code>BadDigest</Code></Error>")]
+    batch_id = await yard.prepared(LINES, output=f"{url}&{SIGNED}", public_urls=True)
+    (warning,) = (await yard.services.store.batches.get(batch_id)).warnings
+    assert (warning.code, warning.param) == ("url_not_checked", "output_url")
+    assert 'requestChecksumCalculation: "WHEN_REQUIRED"' in warning.message
+    (late,) = (await yard.finish(batch_id)).warnings
+    assert late.code == "not_delivered"
+    assert "WHEN_REQUIRED" in late.message
+    assert len(receiver.requests) == 1
+    assert await yard.services.store.deliveries.page(batch_id=batch_id) == []
 
 
 # -- while it runs --------------------------------------------------------------------------------
@@ -152,7 +186,7 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_url_that_expires_before_the_forecasts_end_is_a_warning(
-    yard: Yard, unasked: None
+    yard: Yard, known: None, unasked: None
 ) -> None:
     batch_id = await yard.prepared(LINES, output=signed(3600), error=signed(7200))
     assert (await with_forecast(yard, batch_id, 1800)).warnings == ()

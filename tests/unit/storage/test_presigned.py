@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from batchyard.errors import AccessDenied
+from batchyard.errors import AccessDenied, LocationRefused
 from batchyard.storage.presigned import (
     check_not_expired,
     earliest_expiry,
     expires_at,
+    post_headers,
     put_headers,
     signature_of,
 )
@@ -97,3 +98,30 @@ def test_a_blob_of_azure_is_put_with_the_header_that_it_demands() -> None:
         "Content-Type": "application/octet-stream",
         "x-ms-blob-type": "BlockBlob",
     }
+
+
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ("uploadId=u", {}),
+        ("X-Amz-Signature=x&X-Amz-SignedHeaders=host", {}),
+        (
+            "X-Amz-Signature=x&X-Amz-SignedHeaders=content-type%3Bhost",
+            {"Content-Type": "application/octet-stream"},
+        ),
+        ("AWSAccessKeyId=k&Signature=x&Expires=1795172400", {}),
+        (
+            "AWSAccessKeyId=k&Signature=x&Expires=1795172400&content-type=text%2Fxml",
+            {"Content-Type": "text/xml"},
+        ),
+    ],
+)
+def test_an_upload_in_parts_is_completed_with_the_content_type_that_is_signed(
+    query: str, headers: dict[str, str]
+) -> None:
+    assert post_headers(f"https://b.s3.amazonaws.com/k?{query}") == headers
+
+
+def test_the_url_that_completes_an_upload_may_sign_nothing_unknown() -> None:
+    with pytest.raises(LocationRefused, match="signs x-amz-checksum-type, for which"):
+        post_headers(f"{V4}&X-Amz-SignedHeaders=host%3Bx-amz-checksum-type")

@@ -23,6 +23,7 @@ from batchyard.errors import (
     StorageUnavailable,
 )
 from batchyard.storage.backoff import Backoff
+from batchyard.storage.location import parse_location
 from batchyard.storage.presigned import S3_PUT_LIMIT_BYTES
 from batchyard.storage.upload import upload
 from tests.services.tcp import silent_server
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.storage.web import WebAccess
-    from tests.unit.storage.web_server import WebServer
+    from tests.unit.storage.web_server import Answer, WebServer
 
 CONTENT = b'{"custom_id": "a"}\n' * 100_000
 SECRET = "5ecretS1gnature"
@@ -72,7 +73,7 @@ async def test_a_put_has_its_length_and_octet_stream_as_vllm(
     [
         (f"{V4}&X-Amz-SignedHeaders=host", "application/octet-stream"),
         (
-            f"{V4}&X-Amz-SignedHeaders=content-length%3Bcontent-type%3Bhost",
+            f"{V4}&X-Amz-SignedHeaders=content-type%3Bhost",
             "application/octet-stream",
         ),
         (f"AWSAccessKeyId=k&Signature=x&Expires={FAR_FUTURE}", None),
@@ -91,13 +92,94 @@ async def test_the_content_type_is_the_one_that_the_url_signs(
     assert server.requests[0].headers.get("content-type") == content_type
 
 
-async def test_a_signed_header_that_we_cannot_know_is_refused(
-    server: WebServer, web: WebAccess, path: Path
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        # As boto3 signs an ACL, and AWS's SDK for Go the length of an empty body.
+        (f"{V4}&X-Amz-SignedHeaders=host%3Bx-amz-acl", "signs x-amz-acl, for which"),
+        (f"{V4}&X-Amz-SignedHeaders=content-length%3Bhost", "signs content-length, for which"),
+        (f"{V4}&X-Amz-SignedHeaders=content-md5%3Bhost", "signs content-md5, for which"),
+        # As AWS's SDK for JavaScript says for what a URL is.
+        (f"{V4}&X-Amz-SignedHeaders=host&x-id=GetObject", "is for GetObject: make one for PUT"),
+        ("sv=2024-11-04&sp=r&sig=x", "allows no writing"),
+    ],
+)
+async def test_a_signature_that_no_put_of_ours_can_have_is_refused(
+    server: WebServer, web: WebAccess, path: Path, query: str, why: str
 ) -> None:
-    """Better a clear refusal than a 403; the header is named."""
-    with pytest.raises(LocationRefused, match="signs x-amz-acl, which"):
-        await upload(server.url(f"/out?{V4}&X-Amz-SignedHeaders=host%3Bx-amz-acl"), path, web=web)
+    """Better a clear refusal before anything runs than a 403 at the end."""
+    url = server.url(f"/out?{query}")
+    with pytest.raises(LocationRefused, match=why):
+        await upload(url, path, web=web)
     assert server.requests == []
+    with pytest.raises(LocationRefused, match=why):
+        await parse_location(url).check_output()
+
+
+@pytest.mark.parametrize("code", ["BadDigest", "XAmzContentSHA256Mismatch"])
+async def test_the_checksum_of_another_content_in_the_url_is_final(
+    server: WebServer, web: WebAccess, path: Path, code: str
+) -> None:
+    """The next try would have the same URL; without the checksum, the body was damaged."""
+    server.answers = [says(400, f"<Error><Code>{code}</Code></Error>".encode())]
+    with pytest.raises(LocationRefused, match=rf'{code}, for the URL has .*"WHEN_REQUIRED"'):
+        await upload(server.url(f"/out?{V4}&x-amz-checksum-crc32=AAAAAA%3D%3D"), path, web=web)
+    assert len(server.requests) == 1
+    with pytest.raises(StorageUnavailable):
+        await upload(server.url(f"/out?{V4}"), path, web=web)
+
+
+CREATE = f"sv=2024-11-04&sp=c&sig={SECRET}"
+
+
+def azure_says(code: str) -> Answer:
+    return says(403, f"<Error><Code>{code}</Code></Error>".encode())
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedBlobOverwrite", "AuthorizationPermissionMismatch"])
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_blob_that_may_be_made_once_counts_as_stored_if_only_the_answer_was_lost(
+    server: WebServer, web: WebAccess, path: Path, code: str, is_lost: bool
+) -> None:
+    """As Azure says it, and Azurite."""
+
+    async def lost(request: server_side.BaseRequest) -> server_side.StreamResponse:
+        close(request)
+        return server_side.Response()
+
+    server.says_continue = True
+    server.answers = [lost if is_lost else says(500), azure_says(code)]
+    await upload(server.url(f"/out?{CREATE}"), path, web=web)
+    assert [each.headers["expect"] for each in server.requests] == ["100-continue"] * 2
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedBlobOverwrite", "AuthorizationPermissionMismatch"])
+async def test_a_blob_of_others_that_may_not_be_replaced_is_no_success(
+    server: WebServer, web: WebAccess, path: Path, code: str
+) -> None:
+    """Also if the connection broke before the whole body was sent."""
+    server.says_continue = True
+    server.answers = [azure_says(code)]
+    with pytest.raises(AccessDenied):
+        await upload(server.url(f"/out?{CREATE}"), path, web=web)
+
+    tries = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tries
+        tries += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if tries > 1:
+            body = f"<Error><Code>{code}</Code></Error>"
+            writer.write(f"HTTP/1.1 403 No\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as azure:
+        port = azure.sockets[0].getsockname()[1]
+        with pytest.raises(AccessDenied):
+            await upload(f"http://127.0.0.1:{port}/out?{CREATE}", path, web=web)
+    assert tries == 2
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
