@@ -155,7 +155,7 @@ async def test_a_blob_that_may_be_made_once_counts_as_stored_if_only_the_answer_
 
 @pytest.mark.parametrize("code", ["UnauthorizedBlobOverwrite", "AuthorizationPermissionMismatch"])
 async def test_a_blob_of_others_that_may_not_be_replaced_is_no_success(
-    server: WebServer, web: WebAccess, path: Path, code: str
+    server: WebServer, web: WebAccess, path: Path, tmp_path: Path, code: str
 ) -> None:
     """Also if the connection broke before the whole body was sent."""
     server.says_continue = True
@@ -163,22 +163,29 @@ async def test_a_blob_of_others_that_may_not_be_replaced_is_no_success(
     with pytest.raises(AccessDenied):
         await upload(server.url(f"/out?{CREATE}"), path, web=web)
 
+    large = tmp_path / "large"
+    with large.open("wb") as sparse:
+        sparse.truncate(64 * 1024 * 1024)
     tries = 0
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal tries
         tries += 1
         await reader.readuntil(b"\r\n\r\n")
-        if tries > 1:
+        if tries == 1:
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await reader.readexactly(100_000)
+        else:
             body = f"<Error><Code>{code}</Code></Error>"
-            writer.write(f"HTTP/1.1 403 No\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-            await writer.drain()
+            head = f"HTTP/1.1 403 No\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(f"{head}{body}".encode())
+        await writer.drain()
         writer.close()
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as azure:
         port = azure.sockets[0].getsockname()[1]
         with pytest.raises(AccessDenied):
-            await upload(f"http://127.0.0.1:{port}/out?{CREATE}", path, web=web)
+            await upload(f"http://127.0.0.1:{port}/out?{CREATE}", large, web=web)
     assert tries == 2
 
 
