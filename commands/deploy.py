@@ -19,8 +19,8 @@ from batchyard.dispatch import RECONCILE, checked_api_url
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.settings import read_settings
 from batchyard.settings_sources import config_file
+from batchyard.web.proxies import check_proxies
 from batchyard.web.url import shown
-from commands.loopback import without_proxy_to
 from commands.prefect_refusals import login_refused
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def deploy(
     path = file or config_file()
     wanted = DeployFile() if path is None else read_deploy_file(path)
     url = checked_api_url(PREFECT_API_URL.value())
-    os.environ |= without_proxy_to(url, os.environ)
+    check_proxies(os.environ)
     models = f"{len(wanted.models)} models in {path}" if path else "no batchyard.toml, so no models"
     say(f"Prefect: {shown(url)}\nModels:  {models}")
     try:

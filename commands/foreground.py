@@ -17,8 +17,8 @@ from batchyard.run_states import UNPUBLISHED
 from batchyard.services.clock_steps import make_up_for_clock
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
+from batchyard.web.proxies import check_proxies, proxy_for
 from batchyard.web.url import shown
-from commands.loopback import without_proxy
 from commands.own_prefect import OwnPrefect
 from commands.prefect_refusals import login_refused
 
@@ -48,13 +48,14 @@ class Ending:
 
 
 def prepare_prefect() -> OwnPrefect:
-    """Keep all logs off the terminal, and calls to this machine from a proxy.
+    """Keep all logs off the terminal.
 
-    Call it before Prefect is imported.
+    Call it before Prefect is imported. Raises :class:`~batchyard.errors.SettingsError` for a proxy
+    that Prefect's client cannot use.
     """
+    check_proxies(os.environ)
     for name, value in _QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
-    os.environ |= without_proxy(os.environ)
     # Without any handler, Python itself prints warnings.
     logging.getLogger().addHandler(logging.NullHandler())
     return OwnPrefect()
@@ -130,9 +131,11 @@ def _why_not_usable(url: str, error: Exception) -> str:
     if isinstance(error, RuntimeError) and error.__cause__ is None:
         # Its version is another one.
         return f"The Prefect server at {shown(url)} cannot be used: {error}"
+    proxy = proxy_for(url, os.environ)
+    way = "" if proxy is None else f" through the proxy of {proxy.variable}"
     return (
-        f"Prefect's API at {shown(url)} does not answer ({type(error).__name__}): check that the "
-        "server runs, or unset PREFECT_API_URL to use one that lives as long as this command."
+        f"Prefect's API at {shown(url)} does not answer{way} ({type(error).__name__}): check that "
+        "the server runs, or unset PREFECT_API_URL to use one that lives as long as this command."
     )
 
 

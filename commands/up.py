@@ -40,6 +40,7 @@ from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
 from batchyard.store.tenant.sessions import CODE_SECONDS
 from batchyard.time_words import duration
+from batchyard.web.proxies import check_proxies
 from commands import shipped
 from commands.closed_prefect import (
     LOGIN_FILE,
@@ -52,7 +53,6 @@ from commands.closed_prefect import (
 )
 from commands.guarded_program import GuardedProgram
 from commands.lean_prefect import LEAN_SERVER
-from commands.loopback import without_proxy
 from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 from commands.prefect_worker import PREFECT_WORKER
 
@@ -105,6 +105,7 @@ def up(
     ] = 4200,
 ) -> None:
     """Run everything on this machine until Ctrl-C: the API, Prefect, a worker on each pool."""
+    check_proxies(os.environ)
     with listening("127.0.0.1", port), _prefect_listening(prefect_port):
         pass
     everything = Everything(read_settings().home_folder, port, prefect_port)
@@ -140,7 +141,6 @@ class Everything:
         self._environment = (
             LEAN_SERVER
             | dict(os.environ)
-            | without_proxy(os.environ)
             | {
                 "BATCHYARD_HOME": str(home),
                 **({CONFIG_VARIABLE: str(path)} if (path := config_file()) else {}),

@@ -23,8 +23,8 @@ from batchyard.runner.slot import slots_of
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file
+from batchyard.web.proxies import check_proxies
 from commands.exporter_process import HOST_VARIABLE, PORT_VARIABLE, Exporter
-from commands.loopback import without_proxy_to
 from commands.pools import CONTROL_POOL
 from commands.prefect_worker import PREFECT_WORKER
 from commands.worker_process import run_worker
@@ -79,7 +79,8 @@ def worker(
     metrics_host: _MetricsHost = _METRICS_HOST,
 ) -> None:
     """Run flows of a Prefect work pool on this machine until Ctrl-C or SIGTERM."""
-    url = checked_api_url(os.environ.get("PREFECT_API_URL"))
+    checked_api_url(os.environ.get("PREFECT_API_URL"))
+    check_proxies(os.environ)
     settings = read_settings()
     for name, what in connections(settings).items():
         say(f"{name}: {what}")
@@ -87,7 +88,6 @@ def worker(
     environment = (
         {_QUERY_VARIABLE: _QUERY_SECONDS} | prefect_variables(settings.log.format) | os.environ
     )
-    environment |= without_proxy_to(url, os.environ)
     # Flow runs have working folders of their own.
     environment["BATCHYARD_HOME"] = str(settings.home_folder)
     if (path := config_file()) is not None:

@@ -23,8 +23,10 @@ HOME.mkdir(parents=True, exist_ok=True)
 os.environ.setdefault("BATCHYARD_HOME", str(HOME))
 os.environ.setdefault("PREFECT_HOME", str(HOME / "prefect"))
 
-from commands.foreground import prepare_prefect, run_to_end  # noqa: E402 - the homes come first
+from batchyard.web.proxies import without_proxy  # noqa: E402 - the homes come first
+from commands.foreground import prepare_prefect, run_to_end  # noqa: E402
 
+os.environ |= without_proxy(os.environ)
 OWN_PREFECT = prepare_prefect()
 
 from batchyard.cli.progress import ProgressDisplay  # noqa: E402 - Prefect is prepared first

@@ -23,6 +23,7 @@ from batchyard.cli.say import FULL, flush_output, have_standard_streams, note_lo
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.errors import BatchyardError
 from batchyard.printable import printable
+from batchyard.web.proxies import without_proxy
 
 __all__ = ["main", "make_app", "make_command"]
 
@@ -39,6 +40,8 @@ def main() -> None:
     # On a terminal Prefect's client prints a notice about the use that it reports. vLLM reports its
     # own use as well, and obeys the same variable.
     os.environ.setdefault("DO_NOT_TRACK", "1")
+    # Also for the processes that it starts.
+    os.environ |= without_proxy(os.environ)
     # It says that it tries again, and Python prints that where no handler is set.
     logging.getLogger("stamina").addHandler(logging.NullHandler())
     try:

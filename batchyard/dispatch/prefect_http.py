@@ -11,11 +11,14 @@ import stamina
 
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.web.csrf import CsrfToken, is_token_wanted
+from batchyard.web.proxies import proxy_for
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
+
+    from batchyard.web.proxies import Proxy
 
 _TIMEOUT_SECONDS = 30
 
@@ -61,12 +64,15 @@ class Reply(NamedTuple):
 class PrefectHttp:
     """One server, for the calls of a subclass. Use as an async context manager."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, proxy: Proxy | None = None
+    ) -> None:
         import aiohttp  # noqa: PLC0415 - many commands make no call, and it takes a sixth of theirs
 
         self._url = url.rstrip("/")
         self._shown = shown(self._url)
         """For messages: the URL may have a password or a query."""
+        self._proxy = proxy
         self._failure = aiohttp.ClientError
         self._session = aiohttp.ClientSession(
             # The server closes a connection on which a call failed, and one that was not used for
@@ -75,6 +81,7 @@ class PrefectHttp:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
             trust_env=False,
+            proxy=proxy.url if proxy is not None and proxy.is_http else None,
         )
         self._csrf = CsrfToken()
 
@@ -91,7 +98,7 @@ class PrefectHttp:
             headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         elif key := environment.get("PREFECT_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
-        return cls(url, headers)
+        return cls(url, headers, proxy_for(url, environment))
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,7 +143,9 @@ class PrefectHttp:
                 return Reply(found, _date(response.headers))
         except (self._failure, TimeoutError, OSError, ValueError) as error:
             reason = type(error).__name__
-            if self._shown == self._url:
+            if self._proxy is not None:
+                reason = f"{reason}, {_way(self._proxy)}"
+            elif self._shown == self._url:
                 # Some of aiohttp's errors repeat the URL.
                 reason = str(error) or reason
             raise DispatchFailed(
@@ -149,6 +158,15 @@ class PrefectHttp:
                 async with self._session.get(self._url + self._csrf.path) as response:
                     response.raise_for_status()
                     self._csrf.take(await response.json())
+
+
+def _way(proxy: Proxy) -> str:
+    if proxy.is_http:
+        return f"through the proxy of {proxy.variable}"
+    return (
+        f"directly, because {proxy.variable} names a SOCKS proxy, which only Prefect's own client "
+        "can use: name an HTTP proxy in HTTPS_PROXY or HTTP_PROXY, or make a tunnel to the server"
+    )
 
 
 def _date(headers: Mapping[str, str]) -> datetime | None:

@@ -88,7 +88,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     It serves until test_up_starts_and_ends.py, the last of them, has ended it.
     """
     # As on machines of companies, whose proxy reaches the internet and nothing here.
-    proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    proxy = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    proxy |= {"ALL_PROXY": "socks5://127.0.0.1:9"}
     with running_yard(tmp_path_factory.mktemp("yard"), first=True, **proxy) as running:
         yield running
 

@@ -66,17 +66,40 @@ def test_a_local_file_becomes_a_local_file(terminal: Terminal, engine_url: str) 
     assert summary[3] == f"  output    {terminal.folder / 'out.jsonl'}"
 
 
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        {"http_proxy": "http://127.0.0.1:9"},
+        {"ALL_PROXY": "socks5://127.0.0.1:9", "HTTPS_PROXY": "http://u:p@127.0.0.1:9"},
+        {
+            "all_proxy": "socks5h://127.0.0.1:9",
+            "HTTP_PROXY": "127.0.0.1:9",
+            "NO_PROXY": "a.example",
+        },
+    ],
+    ids=" ".join,
+)
 def test_a_proxy_for_the_internet_is_not_asked_for_prefect(
-    terminal: Terminal, engine_url: str
+    terminal: Terminal, engine_url: str, proxy: dict[str, str]
 ) -> None:
     """Companies set one on their machines. It cannot reach 127.0.0.1."""
     ended = terminal.batchyard(
         *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url),
-        http_proxy="http://127.0.0.1:9",
-        no_proxy=None,
-        NO_PROXY=None,
+        **{"no_proxy": None, "NO_PROXY": None} | proxy,
     )
     assert ended.status == 0, ended.stderr
+
+
+def test_a_proxy_that_prefects_client_cannot_use_is_named_at_once(
+    terminal: Terminal, engine_url: str
+) -> None:
+    """It would fail at its first call, also of a server that needs no proxy."""
+    ended = terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url),
+        all_proxy="socks://127.0.0.1:1080/",
+    )
+    assert (ended.status, terminal.names()) == (1, {"in.jsonl"})
+    assert ended.stderr.startswith("batchyard: all_proxy names a proxy with socks://, which")
 
 
 def test_identical_requests_run_once_and_the_summary_says_so(

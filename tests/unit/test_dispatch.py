@@ -466,6 +466,34 @@ def test_without_a_server_the_variable_is_named(monkeypatch: pytest.MonkeyPatch)
         PrefectApi.from_environment()
 
 
+async def test_a_server_elsewhere_is_asked_through_the_proxy_of_the_environment(
+    prefect: SmallPrefect,
+) -> None:
+    """As Prefect's own client does. Nothing else leads to this host."""
+    proxy = prefect.url.removesuffix("/api")
+    elsewhere = {"PREFECT_API_URL": "http://prefect.invalid/api"}
+    async with PrefectApi.from_environment(elsewhere | {"HTTP_PROXY": proxy}) as api:
+        assert await api.has_pool("gpu")
+    named = elsewhere | {"http_proxy": "http://u:hunter2@127.0.0.1:9"}
+    async with PrefectApi.from_environment(named) as api:
+        with pytest.raises(DispatchFailed, match=r"through the proxy of http_proxy\.$") as caught:
+            await api.has_pool("gpu")
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_socks_proxy_is_said_to_be_one_for_prefects_client_only() -> None:
+    named = {"PREFECT_API_URL": "http://prefect.invalid/api", "ALL_PROXY": "socks5://127.0.0.1:9"}
+    async with PrefectApi.from_environment(named) as api:
+        with pytest.raises(DispatchFailed, match="ALL_PROXY names a SOCKS proxy, which only"):
+            await api.has_pool("gpu")
+
+
+async def test_a_server_on_this_machine_is_asked_directly(prefect: SmallPrefect) -> None:
+    named = {"PREFECT_API_URL": prefect.url, "HTTP_PROXY": "http://127.0.0.1:9"}
+    async with PrefectApi.from_environment(named) as api:
+        assert await api.has_pool("gpu")
+
+
 async def test_more_runs_than_one_answer_holds_are_all_found(
     api: PrefectApi, prefect: SmallPrefect
 ) -> None:
