@@ -6,6 +6,7 @@ A line ends only at byte 0x0A: U+2028, a bare CR or VT inside a string ends noth
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -23,7 +24,12 @@ _OTHER_FORMATS = {
     b"PAR1": "the file is Parquet, which needs a template of the requests (`--template`)",
     b"\xff\xfe": "the file is UTF-16, so save it as UTF-8",
     b"\xfe\xff": "the file is UTF-16, so save it as UTF-8",
+    # Without a byte-order mark.
+    b"{\x00": "the file is UTF-16, so save it as UTF-8",
+    b"\x00{": "the file is UTF-16, so save it as UTF-8",
 }
+_BYTE = re.compile(r"\(byte (\d+)\)")
+"""Where a line stops being JSON, as msgspec says it: there, or one byte before."""
 _LONG_RUN = 16
 """After so many blank lines in a row, those that follow are skipped in blocks."""
 _BLOCK_BYTES = 1 << 16
@@ -34,6 +40,20 @@ def other_format(start: bytes) -> str | None:
     """What a file is that begins like this and is no JSONL, and what helps; None: not known."""
     known = (said for magic, said in _OTHER_FORMATS.items() if start.startswith(magic))
     return next(known, None)
+
+
+def stray_mark(data: bytes) -> str | None:
+    """In words, that the line is no JSON because of a byte-order mark; None: it is not.
+
+    Files that begin with one have been joined. Inside a string it is a character like others.
+    """
+    try:
+        _decode_any(data)
+    except (ValueError, RecursionError) as error:
+        found = _BYTE.search(str(error))
+        if found is not None and _BOM in data[max(0, int(found[1]) - 1) :][:4]:
+            return "it has a byte-order mark (U+FEFF) where another file was appended, so remove it"
+    return None
 
 
 class PhysicalLine(msgspec.Struct, frozen=True):
@@ -159,6 +179,7 @@ class _Named(msgspec.Struct):
     custom_id: Any = None
 
 
+_decode_any = msgspec.json.Decoder().decode
 _decode_named = msgspec.json.Decoder(_Named).decode
 _decode_line = msgspec.json.Decoder(_Line).decode
 _UNREADABLE = (

@@ -20,7 +20,7 @@ from batchyard.batch_error import BatchError
 from batchyard.endpoints import ENDPOINTS, takes_form
 from batchyard.errors import InputRefused
 from batchyard.forms import is_file_url
-from batchyard.framing import PhysicalLine, custom_id_of, other_format, read_lines
+from batchyard.framing import PhysicalLine, custom_id_of, other_format, read_lines, stray_mark
 from batchyard.json_depth import MAX_DEPTH, is_deeper_than
 from batchyard.offer import ANYTHING, Offer
 
@@ -231,7 +231,7 @@ class Validator:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
             # UnicodeDecodeError would quote the line's bytes.
             reason = "it is not UTF-8" if isinstance(error, UnicodeError) else reason
-            reason = (other_format(data) if number == 1 else None) or reason
+            reason = (other_format(data) if number == 1 else None) or stray_mark(data) or reason
             message = f"This line is not valid JSON: {reason}."
             self._refuse("invalid_json_line", message, None, number)
             return None

@@ -236,7 +236,8 @@ def _errors(found: Estimate) -> list[str]:
     lines = ["", "The file would be refused; the figures are for its good lines."]
     if found.bad_lines:
         noun = "line is" if found.bad_lines == 1 else "lines are"
-        lines.append(f"{found.bad_lines:,} {noun} bad. To run the others: --on-invalid error_file")
+        advice = " To run the others: --on-invalid error_file" if found.requests else ""
+        lines.append(f"{found.bad_lines:,} {noun} bad.{advice}")
     return lines + [f"  {error_words(error)}" for error in found.errors]
 
 

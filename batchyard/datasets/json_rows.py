@@ -23,6 +23,7 @@ from batchyard.datasets.tables import (
     arrow_errors_as_ours,
     json_text,
 )
+from batchyard.framing import stray_mark
 from batchyard.json_depth import MAX_DEPTH, is_deeper_than
 
 if TYPE_CHECKING:
@@ -189,7 +190,8 @@ def _object_of(line: bytes) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        return "not a valid JSON object"
+        why = stray_mark(line)
+        return "not a valid JSON object" + ("" if why is None else f": {why}")
     if line.count(b"{") + line.count(b"[") > MAX_DEPTH and is_deeper_than(found, MAX_DEPTH):
         return f"nested deeper than {MAX_DEPTH} levels"
     return found

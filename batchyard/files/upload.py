@@ -16,6 +16,7 @@ import msgspec
 
 from batchyard.errors import ObjectTooLarge, RequestRefused, StorageLimitExceeded
 from batchyard.files.parts import wipe_object
+from batchyard.framing import other_format
 from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
 from batchyard.services.quotas import default_quota
@@ -44,6 +45,7 @@ _NO_NAMES: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _DIRECTIONS: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Behind one of these, "gpj.exe" is shown as "exe.jpg"."""
 _SNIFFED_BYTES = 1024**2
+_MAGIC_BYTES = 8
 _BLANK = b" \t\r\n"
 _NOTHING = (codecs.BOM_UTF8, *(bytes([each]) for each in _BLANK))
 
@@ -190,9 +192,11 @@ def _check_content(
     if first_line.is_blank:
         raise RequestRefused("The file has no request.", param="file", code="empty_file")
     if not first_line.is_json():
+        why = "Its first line is not JSON: every line must be one JSON object."
+        if (other := first_line.other_format) is not None:
+            why = f"{other[0].upper()}{other[1:]}."
         raise RequestRefused(
-            "Invalid file format for Batch API. Its first line is not JSON: "
-            "every line must be one JSON object.",
+            f"Invalid file format for Batch API. {why}",
             param="file",
             code="invalid_json_line",
         )
@@ -222,6 +226,11 @@ class FirstLine:
     def is_blank(self) -> bool:
         """Whether nothing but blank lines has arrived."""
         return not self._text()
+
+    @property
+    def other_format(self) -> str | None:
+        """What the file is that begins with this line and is no JSONL, and what helps."""
+        return other_format(bytes(self._line[:_MAGIC_BYTES]))
 
     def is_json(self) -> bool:
         """Whether the first line is JSON; of a very long one, whether it begins like an object."""

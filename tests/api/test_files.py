@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -302,6 +303,22 @@ def test_an_input_that_cannot_be_one_is_refused_and_leaves_nothing(
         code,
     )
     assert api.objects() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (LINE.decode().encode("utf-16"), "The file is UTF-16, so save it as UTF-8."),
+        (gzip.compress(LINE), "The file is compressed with gzip, so decompress it first."),
+    ],
+    ids=["UTF-16", "gzip"],
+)
+def test_an_input_of_another_format_is_named(api: Api, content: bytes, said: str) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        api.openai().files.create(file=("in.jsonl", content), purpose="batch")
+    assert isinstance(raised.value.body, dict)
+    assert raised.value.body["message"] == f"Invalid file format for Batch API. {said}"
+    assert raised.value.body["code"] == "invalid_json_line"
 
 
 def test_an_empty_file_is_refused_for_any_purpose(api: Api) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 
 import pytest
@@ -53,3 +54,19 @@ def test_millions_of_blank_lines_cost_next_to_nothing() -> None:
     began = time.process_time()
     assert sniffed(b"\n" * 50_000_000, 65536).is_blank
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('{"a": 1}\n'.encode("utf-16"), "UTF-16"),
+        ('{"a": 1}\n'.encode("utf-16-le"), "UTF-16"),
+        (gzip.compress(b'{"a": 1}\n'), "gzip"),
+        (b"broken\n", None),
+    ],
+    ids=["UTF-16", "UTF-16 without a mark", "gzip", "none"],
+)
+@pytest.mark.parametrize("step", [1, 4096])
+def test_a_file_of_another_format_is_named(data: bytes, said: str | None, step: int) -> None:
+    found = sniffed(data, step).other_format
+    assert found is None if said is None else said in str(found)

@@ -236,6 +236,20 @@ def test_more_bad_lines_are_listed_than_a_batch_lists(alone: Run, tmp_path: Path
     assert "more_errors: 200 more errors are not listed." in ended.stdout
 
 
+@pytest.mark.parametrize("has_good_line", [False, True])
+def test_only_a_file_with_good_lines_may_run_without_the_bad_ones(
+    alone: Run, tmp_path: Path, has_good_line: bool
+) -> None:
+    """A file that is no UTF-8 has none."""
+    lines = "".join(json.dumps(chat_line(f"id-{n}")) + "\n" for n in range(3))
+    good = lines.encode() if has_good_line else b""
+    (tmp_path / "in.jsonl").write_bytes(lines.encode("utf-16") + b"\n" + good)
+    ended = alone("estimate", "in.jsonl")
+    assert ended.status == 1
+    assert "the file is UTF-16, so save it as UTF-8" in ended.stdout
+    assert ("--on-invalid error_file" in ended.stdout) is has_good_line
+
+
 def test_a_file_without_lines_is_refused(alone: Run, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").touch()
     ended = alone("estimate", "in.jsonl")

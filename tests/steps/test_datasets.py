@@ -734,6 +734,16 @@ def test_pieces_of_json_lines_fit_into_memory(
     assert [len(row["q"]) for row in found] == [400, 400, 400, 900, 10]
 
 
+def test_a_byte_order_mark_between_json_lines_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes('{"q": 1}\n\ufeff{"q": 2}\n'.encode())
+    rows = [row for _, rows in json_rows.JsonLines([path]).pieces() for row in rows]
+    assert isinstance(rows[1], json_rows.UnusableRow)
+    assert "line 2 of data.jsonl is not a valid JSON object: it has a byte-order mark" in str(
+        rows[1]
+    )
+
+
 INTERVAL = pa.month_day_nano_interval()
 BROKEN = ['{"question": "brok', r'{"question": "half a \ud83d"}', "[1]", "[" * 2000]
 

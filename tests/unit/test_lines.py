@@ -118,9 +118,11 @@ def test_a_line_that_is_not_strict_json_is_an_invalid_json_line(data: bytes) -> 
     [
         (gzip.compress(b"{}"), "compressed with gzip"),
         ("{}".encode("utf-16"), "save it as UTF-8"),
+        ("{}".encode("utf-16-le"), "save it as UTF-8"),
+        ("{}".encode("utf-16-be"), "save it as UTF-8"),
         (b"PK\x03\x04", "unpack it first"),
     ],
-    ids=["gzip", "UTF-16", "zip"],
+    ids=["gzip", "UTF-16", "UTF-16, little-endian", "UTF-16, big-endian", "zip"],
 )
 def test_a_file_of_another_format_is_named(content: bytes, said: str) -> None:
     with pytest.raises(InputRefused) as caught:
@@ -128,6 +130,33 @@ def test_a_file_of_another_format_is_named(content: bytes, said: str) -> None:
     messages = [entry.message for entry in caught.value.entries]
     assert said in messages[0]
     assert said not in messages[-1]  # a later line may begin like this by chance
+
+
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (dumps(request()) + MARK + dumps(request(custom_id="b")), 2),
+        (dumps(request()).rstrip() + MARK + dumps(request(custom_id="b")), 1),
+        (dumps(request()).rstrip() + b" " + MARK + dumps(request(custom_id="b")), 1),
+        (MARK + MARK + dumps(request()), 1),
+    ],
+    ids=["at a line's start", "in a line", "after a space", "twice at the start"],
+)
+def test_the_byte_order_mark_of_an_appended_file_is_named(content: bytes, line: int) -> None:
+    with pytest.raises(InputRefused) as caught:
+        validate(content)
+    (entry,) = caught.value.entries
+    assert (entry.code, entry.line) == ("invalid_json_line", line)
+    assert "byte-order mark (U+FEFF) where another file was appended" in entry.message
+
+
+def test_a_byte_order_mark_in_a_string_is_not_named_for_another_fault() -> None:
+    with pytest.raises(InputRefused) as caught:
+        validate(b'{"custom_id": "' + MARK + b'"} x')
+    assert "byte-order mark" not in caught.value.entries[0].message
 
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b'"text"', b"null"])
