@@ -126,6 +126,7 @@ def execute(metrics_port: _MetricsPort = None, metrics_host: _MetricsHost = _MET
             f"{_FLOW_RUN_VARIABLE} is not set: this command is for containers that a Prefect "
             "worker starts."
         )
+    check_proxies(os.environ)
     settings = read_settings()
     os.environ |= prefect_variables(settings.log.format) | os.environ
     if metrics_port is not None:

@@ -106,7 +106,8 @@ class _Watch:
 
     async def _log(self, batch: BatchRecord, chunks: ChunkSummary) -> None:
         for warning in batch.warnings:
-            if warning.message not in self._warnings:
+            # Those of the check of its URLs are in the log from before it ran.
+            if warning.code != "url_not_checked" and warning.message not in self._warnings:
                 story.warned(batch.id, warning.message)
         self._warnings = {each.message for each in batch.warnings}
         reason = _wait(batch) if not chunks.leased else ""

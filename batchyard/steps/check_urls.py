@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from batchyard.batch_error import BatchError
 from batchyard.errors import AccessDenied, InputRefused, ObjectNotFound, StorageError
 from batchyard.lifecycle import BatchStatus
+from batchyard.services import story
 from batchyard.services.places import places_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ async def check_urls(services: Services, batch: BatchRecord) -> None:
     doubts = {kind: answer for kind, answer in found if isinstance(answer, str)}
     if doubts or any(facts.doubt for facts in batch.options.urls.values()):
         await services.store.batch_places.note_doubts(batch.id, doubts)
+        for warning in (await services.store.batches.get(batch.id)).warnings:
+            story.warned(batch.id, warning.message)
 
 
 async def _doubt_of(kind: str, place: Location, access: Access) -> BatchError | str | None:

@@ -102,6 +102,21 @@ def test_a_proxy_that_prefects_client_cannot_use_is_named_at_once(
     assert ended.stderr.startswith("batchyard: all_proxy names a proxy with socks://, which")
 
 
+def test_a_url_with_the_checksum_of_an_empty_body_is_warned_of_before_the_first_request(
+    terminal: Terminal, engine_url: str
+) -> None:
+    """As AWS's SDK for JavaScript makes them."""
+    query = "X-Amz-Signature=hunter2&X-Amz-SignedHeaders=host&x-amz-checksum-crc32=AAAAAA%3D%3D"
+    ended = terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-o", f"http://127.0.0.1:9/out?{query}"),
+        *("--engine-url", engine_url),
+    )
+    assert ended.status == 1
+    before, _, _ = ended.stderr.partition("3 succeeded")
+    assert 'requestChecksumCalculation: "WHEN_REQUIRED"' in before
+    assert "hunter2" not in ended.stderr
+
+
 def test_identical_requests_run_once_and_the_summary_says_so(
     terminal: Terminal, engine_url: str
 ) -> None:
