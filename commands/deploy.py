@@ -19,7 +19,7 @@ from batchyard.dispatch import RECONCILE, checked_api_url
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.settings import read_settings
 from batchyard.settings_sources import config_file
-from batchyard.web.proxies import check_proxies
+from batchyard.web.proxies import check_proxies, proxy_for, proxy_words
 from batchyard.web.url import shown
 from commands.prefect_refusals import login_refused
 
@@ -133,8 +133,9 @@ async def _wait_for(client: PrefectClient, url: str, seconds: float) -> None:
     is_told = False
     while (error := await client.api_healthcheck()) is not None:
         if time.monotonic() >= deadline:
+            way = proxy_words(proxy_for(url, os.environ))
             raise DispatchFailed(
-                f"Prefect's API at {shown(url)} does not answer ({type(error).__name__})."
+                f"Prefect's API at {shown(url)} does not answer{way} ({type(error).__name__})."
             )
         if not is_told:
             say(f"Waiting for Prefect's API at {shown(url)} …", err=True)

@@ -17,7 +17,7 @@ from batchyard.run_states import UNPUBLISHED
 from batchyard.services.clock_steps import make_up_for_clock
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
-from batchyard.web.proxies import check_proxies, proxy_for
+from batchyard.web.proxies import check_proxies, proxy_for, proxy_words
 from batchyard.web.url import shown
 from commands.own_prefect import OwnPrefect
 from commands.prefect_refusals import login_refused
@@ -131,8 +131,7 @@ def _why_not_usable(url: str, error: Exception) -> str:
     if isinstance(error, RuntimeError) and error.__cause__ is None:
         # Its version is another one.
         return f"The Prefect server at {shown(url)} cannot be used: {error}"
-    proxy = proxy_for(url, os.environ)
-    way = "" if proxy is None else f" through the proxy of {proxy.variable}"
+    way = proxy_words(proxy_for(url, os.environ))
     return (
         f"Prefect's API at {shown(url)} does not answer{way} ({type(error).__name__}): check that "
         "the server runs, or unset PREFECT_API_URL to use one that lives as long as this command."

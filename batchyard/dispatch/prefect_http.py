@@ -11,7 +11,7 @@ import stamina
 
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.web.csrf import CsrfToken, is_token_wanted
-from batchyard.web.proxies import proxy_for
+from batchyard.web.proxies import proxy_for, proxy_words
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class PrefectHttp:
         self._shown = shown(self._url)
         """For messages: the URL may have a password or a query."""
         self._proxy = proxy
+        """What Prefect's client would use. aiohttp knows no SOCKS."""
         self._failure = aiohttp.ClientError
         self._session = aiohttp.ClientSession(
             # The server closes a connection on which a call failed, and one that was not used for
@@ -105,6 +106,21 @@ class PrefectHttp:
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
+
+    @property
+    def _way(self) -> str:
+        is_used = self._proxy is not None and self._proxy.is_http
+        return proxy_words(self._proxy) if is_used else ""
+
+    @property
+    def _missing(self) -> str:
+        if self._proxy is None or self._proxy.is_http:
+            return ""
+        return (
+            f" It was asked directly, because {self._proxy.variable} names a SOCKS proxy, which "
+            "only Prefect's own client can use: name an HTTP proxy in HTTPS_PROXY or HTTP_PROXY, "
+            "or make a tunnel to the server."
+        )
 
     async def _call(self, method: str, path: str, body: Any = None) -> Reply:
         """One call; a server that is busy (its SQLite is locked) is asked again for a while."""
@@ -143,13 +159,12 @@ class PrefectHttp:
                 return Reply(found, _date(response.headers))
         except (self._failure, TimeoutError, OSError, ValueError) as error:
             reason = type(error).__name__
-            if self._proxy is not None:
-                reason = f"{reason}, {_way(self._proxy)}"
-            elif self._shown == self._url:
-                # Some of aiohttp's errors repeat the URL.
+            if self._shown == self._url and self._proxy is None:
+                # Some of aiohttp's errors repeat the URL, or the proxy's.
                 reason = str(error) or reason
             raise DispatchFailed(
-                f"The Prefect server at {self._shown} did not answer: {reason}."
+                f"The Prefect server at {self._shown} did not answer{self._way}: {reason}."
+                f"{self._missing}"
             ) from error
 
     async def _renew_token(self, *, refused: str | None) -> None:
@@ -158,15 +173,6 @@ class PrefectHttp:
                 async with self._session.get(self._url + self._csrf.path) as response:
                     response.raise_for_status()
                     self._csrf.take(await response.json())
-
-
-def _way(proxy: Proxy) -> str:
-    if proxy.is_http:
-        return f"through the proxy of {proxy.variable}"
-    return (
-        f"directly, because {proxy.variable} names a SOCKS proxy, which only Prefect's own client "
-        "can use: name an HTTP proxy in HTTPS_PROXY or HTTP_PROXY, or make a tunnel to the server"
-    )
 
 
 def _date(headers: Mapping[str, str]) -> datetime | None:

@@ -93,6 +93,11 @@ def proxy_for(url: str, environment: Mapping[str, str]) -> Proxy | None:
     return next((found[name] for name in wanted if name in found), None)
 
 
+def proxy_words(proxy: Proxy | None) -> str:
+    """For messages, behind "does not answer"; never the proxy's own address."""
+    return "" if proxy is None else f" through the proxy of {proxy.variable}"
+
+
 def _proxies(environment: Mapping[str, str]) -> Iterator[Proxy]:
     for name in _VARIABLES:
         variable = name if name in environment else name.upper()
