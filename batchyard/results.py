@@ -11,12 +11,13 @@ import hashlib
 import re
 import secrets
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from batchyard.printable import printable
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 MAX_TOKENS: Final = 2**31 - 1
 """The most tokens of one line that are believed. A plan numbers its requests with 32 bits, so no
 sum over a batch outgrows a 64-bit column, whatever its engine claims."""
+REQUEST_ID_PREFIX: Final = "req_"
+_SHOWN_CHARS: Final = 200
+"""Of an answer that is not JSON."""
+_MOST_LOCATION_CHARS: Final = 1000
 
 
 class Outcome(IntEnum):
@@ -76,18 +81,30 @@ class ResultLine:
     """It has the answer that another request got."""
     first_usage: TokenUsage | None = None
     """What the first answer used, where it was not the last: ``usage`` has all of them."""
+    engine_status: int | None = None
+    """The HTTP status that the engine answered with, if it did."""
 
 
-def answered(custom_id: str, request_id: str, status: int, body: bytes) -> ResultLine:
+def answered(
+    custom_id: str,
+    request_id: str,
+    status: int,
+    body: bytes,
+    *,
+    content_type: str = "",
+    location: str = "",
+) -> ResultLine:
     """The line of a request that got an HTTP answer. ``body`` is written as it came.
 
     A body that is not JSON is not written raw, for it would break the line: it becomes an error
-    object, and a 2xx status with such a body counts as a bad gateway (502).
+    object that says what came, and a 2xx status with such a body counts as a bad gateway (502).
+    ``content_type`` and ``location`` are the answer's, as they may be shown.
     """
+    engine_status = status
     is_json, usage = _read_usage(body)
     if not is_json:
-        status = status if status >= 400 else 502
-        body = _error_body("The engine's answer was not valid JSON.")
+        body = _error_body(_not_json_words(status, body, content_type, location))
+        status = 502 if 200 <= status < 300 else status
     elif b"\n" in body or b"\r" in body:
         body = msgspec.json.format(body, indent=-1)
     good = 200 <= status < 300
@@ -100,6 +117,7 @@ def answered(custom_id: str, request_id: str, status: int, body: bytes) -> Resul
         Outcome.OUTPUT if good else Outcome.ERROR,
         _result_line(custom_id, response, b"null"),
         usage if good else NO_USAGE,
+        engine_status=engine_status,
     )
 
 
@@ -183,12 +201,26 @@ def not_served(custom_id: str, request_id: str, url: str, served: Iterable[str])
         param="url",
         code="endpoint_not_served",
     )
-    return answered(custom_id, request_id, 404, body)
+    return replace(answered(custom_id, request_id, 404, body), engine_status=None)
 
 
 def new_request_id() -> str:
     """``req_`` and 32 hex digits; sent to the engine and written to the file."""
-    return f"req_{next(_RANDOM.ids)}"
+    return f"{REQUEST_ID_PREFIX}{next(_RANDOM.ids)}"
+
+
+def _not_json_words(status: int, body: bytes, content_type: str, location: str) -> str:
+    """What came in place of JSON: a proxy's page, a redirect, a stream, nothing."""
+    about = [f"HTTP {status}"]
+    if content_type:
+        about.append(printable(content_type[:_SHOWN_CHARS]))
+    if location:
+        about.append(f"redirects to {location[:_MOST_LOCATION_CHARS]}")
+    # Of a long answer only the beginning is decoded: each character has four bytes at most.
+    text = printable(body[: 8 * _SHOWN_CHARS].decode(errors="replace"), instead=" ")
+    begin = " ".join(text.split())[:_SHOWN_CHARS]
+    shown = f"Its body begins: {begin}" if begin else "It has no body."
+    return f"The engine's answer was not valid JSON: {', '.join(about)}. {shown}"
 
 
 def _error_line(custom_id: str, code: str, message: str) -> bytes:

@@ -62,6 +62,8 @@ class NoAnswer(StrEnum):
     ABORTED = "aborted"
     """The caller's :class:`Abort` ended it."""
     CONNECTION_LOST = "connection_lost"
+    EMPTY = "empty_answer"
+    """There was a good status, and nothing else."""
     FAILED = "failed"
     """Our own code failed as it sent the request or read its answer; ``reason`` says how."""
     TIMEOUT = "timeout"
@@ -81,11 +83,35 @@ class EngineAnswer:
     no_answer: NoAnswer | None = None
     reason: str = ""
     """The name of an exception's type, never its text: that may quote the request."""
+    content_type: str = ""
+    """Of the body; empty if it is not known."""
+    location: str = ""
+    """Where a redirect leads, without credentials and query."""
 
 
-def known_status(status: int) -> int:
-    """``status``, or 502 where HTTP has no final status of that number."""
-    return status if 200 <= status <= 599 else 502
+def http_answer(
+    tag: int,
+    status: int,
+    body: bytes,
+    retry_after_seconds: float | None = None,
+    *,
+    content_type: str = "",
+    location: str = "",
+) -> EngineAnswer:
+    """The answer that came over HTTP; 502 where HTTP has no final status of that number.
+
+    A good status with nothing is :data:`NoAnswer.EMPTY`: vLLM answers 200 and ``null``, or
+    nothing, to a request that was aborted in it.
+    """
+    if 200 <= status < 300 and body.strip() in _NOTHING:
+        return EngineAnswer(tag, None, no_answer=NoAnswer.EMPTY)
+    status = status if 200 <= status <= 599 else 502
+    return EngineAnswer(
+        tag, status, body, retry_after_seconds, content_type=content_type, location=location
+    )
+
+
+_NOTHING: Final = frozenset({b"", b"null"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from batchyard.engine.base import Abort, EngineAnswer, NoAnswer, known_status
+from batchyard.engine.base import Abort, EngineAnswer, NoAnswer, http_answer
 from batchyard.engine.middleware import line_frames
 from batchyard.errors import EngineLost
 from batchyard.web.retry_after import retry_after_seconds
@@ -184,7 +184,7 @@ class _Answers:
         seconds = None
         if retry_after != line_frames.NO_RETRY_AFTER:
             seconds = retry_after_seconds(retry_after.decode(errors="replace").replace("_", " "))
-        return EngineAnswer(tag, known_status(code), body, seconds)
+        return http_answer(tag, code, body, seconds)
 
 
 def _number(word: bytes) -> int:

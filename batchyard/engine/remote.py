@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from batchyard.engine import seats
-from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, known_status
+from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, http_answer
 from batchyard.engine.fan_out import answer_concurrently
 from batchyard.engine.middleware.cache_salt import FIELD, spliced, with_member
 from batchyard.engine.model_list import listed_models, may_be_of_server
 from batchyard.engine.progress_metrics import cache_used_of, requests_of, work_done_of
 from batchyard.engine.routes import post_routes, routes_with_field
+from batchyard.engine.server_address import MODELS, possible_addresses
+from batchyard.engine.server_client import (
+    LOOK_TIMEOUT_SECONDS,
+    location_of,
+    look_at,
+    open_session,
+    read_up_to,
+)
+from batchyard.engine.server_search import check_look, find_server
 from batchyard.engine.sharing.controller import ShareController
 from batchyard.engine.sharing.gate import ShareGate
 from batchyard.engine.sharing.metrics_look import MetricsLook
 from batchyard.engine.sharing.request_size import expected_tokens
+from batchyard.engine.unstreamed import unstreamed
 from batchyard.errors import (
     EngineLost,
     EngineNotReached,
@@ -29,6 +38,7 @@ from batchyard.errors import (
     SettingsError,
 )
 from batchyard.logs import event_logger
+from batchyard.results import REQUEST_ID_PREFIX
 from batchyard.web.retry_after import retry_after_seconds
 
 if TYPE_CHECKING:
@@ -36,13 +46,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 
     from batchyard.engine.base import Abort, EngineRequest
+    from batchyard.engine.server_address import ServerAddress
+    from batchyard.engine.server_client import Look
     from batchyard.engine.sharing.objective import Objective
 
 log = event_logger(__name__)
 
-PROBE_TIMEOUT_SECONDS = 10.0
-MAX_PROBE_BYTES = 16 * 1024**2
-"""Of what the server says of itself."""
 MAX_ANSWER_BYTES = 256 * 1024**2
 """Of one answer: more than the embeddings of a large request, written out as decimals."""
 _TOO_LONG = msgspec.json.encode(
@@ -61,7 +70,8 @@ class RemoteEngine:
     """A server reached by URL; ``start`` looks whether it is there, ``stop`` only lets go.
 
     ``base_url`` is ``http://``, ``https://`` or ``unix:///path.sock``, with or without the
-    ``/v1`` that request URLs begin with. ``max_num_seqs`` is how much the server runs at once;
+    ``/v1`` that request URLs begin with, or a path such as ``/api/v3`` that takes its place:
+    :meth:`start` finds out. ``max_num_seqs`` is how much the server runs at once;
     None: it is asked. Unless we have it to ourselves (``exclusive``), a batch takes only a share of
     that, which :mod:`batchyard.engine.sharing` finds: by ``objective`` if there is one, and with
     ``reserve_seats`` always left free. ``priority`` becomes a member of each JSON body: non-zero
@@ -102,7 +112,9 @@ class RemoteEngine:
         self._was_listed = False
         self._has_answered = False
         """Well, so that it has the model although it may not list it."""
-        self._address, self._socket_path = _parse(base_url)
+        self._addresses = possible_addresses(base_url)
+        """Only one, as soon as the server has been found."""
+        self._is_found = False
         self._api_key = api_key
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
@@ -136,8 +148,12 @@ class RemoteEngine:
         return self._gate
 
     @property
+    def _address(self) -> ServerAddress:
+        return self._addresses[0]
+
+    @property
     def _where(self) -> str:
-        return self._socket_path or self._address
+        return self._address.shown
 
     @property
     def metrics_socket(self) -> None:
@@ -165,9 +181,9 @@ class RemoteEngine:
         :class:`~batchyard.errors.EngineNotReady`.
         """
         await self.stop()
-        self._session = self._new_session()
+        self._session = open_session(self._address, self._api_key, self._ssl_context)
         try:
-            models = await self._probe()
+            models = await self._find()
             await self._ask_for_seats()
         except BaseException:
             await self.stop()
@@ -217,7 +233,7 @@ class RemoteEngine:
     ) -> AsyncGenerator[EngineAnswer, None]:
         """See :meth:`batchyard.engine.base.Engine.stream`."""
         session = self._open_session()
-        timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=PROBE_TIMEOUT_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=LOOK_TIMEOUT_SECONDS)
 
         async def answer(request: EngineRequest) -> EngineAnswer:
             return await self._post(session, request, timeout)
@@ -252,14 +268,12 @@ class RemoteEngine:
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         """Status and body of a short exchange."""
-        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS)
+        session, url = self._open_session(), self._address.url(path)
         try:
-            async with self._open_session().get(
-                self._address + path, timeout=timeout, allow_redirects=False
-            ) as response:
-                return response.status, await _read(response, MAX_PROBE_BYTES) or b""
+            look = await look_at(session, url)
         except (aiohttp.ClientError, OSError) as error:
             raise self._not_reached(error) from error
+        return look.status, look.body
 
     async def _post(
         self,
@@ -267,29 +281,38 @@ class RemoteEngine:
         request: EngineRequest,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - it is aiohttp's
     ) -> EngineAnswer:
-        body = request.body
+        body = unstreamed(request)
         salt = request.of_batch.cache_salt
         if salt is not None and await self._is_salted(request):
             body = spliced(body, salt)
         if self._priority is not None and request.content_type == "application/json":
             body = with_member(body, "priority", self._priority)
-        headers = {"Content-Type": request.content_type, "X-Request-Id": request.request_id}
+        # Some servers take only what can be read as a UUID.
+        bare_id = request.request_id.removeprefix(REQUEST_ID_PREFIX)
+        headers = {"Content-Type": request.content_type, "X-Request-Id": bare_id}
         if request.of_batch.traceparent is not None:
             headers["traceparent"] = request.of_batch.traceparent
         try:
             async with session.post(
-                self._address + request.url,
+                self._address.url(request.url),
                 data=body,
                 headers=headers,
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                answer = await _read(response, MAX_ANSWER_BYTES)
+                answer = await read_up_to(response, MAX_ANSWER_BYTES)
                 if answer is None:
                     return EngineAnswer(request.tag, 502, _TOO_LONG)
                 retry_after = retry_after_seconds(response.headers.get("Retry-After"))
                 await self._check_is_of_line(response.status, answer)
-                return EngineAnswer(request.tag, known_status(response.status), answer, retry_after)
+                return http_answer(
+                    request.tag,
+                    response.status,
+                    answer,
+                    retry_after,
+                    content_type=response.headers.get("Content-Type", ""),
+                    location=location_of(response),
+                )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Nothing was sent: it is not this request that failed.
             raise self._not_reached(error) from error
@@ -348,28 +371,29 @@ class RemoteEngine:
             self._warned.add(text)
             log.warning(event, text, server=self._where)
 
-    async def _probe(self) -> set[str] | None:
-        """The models that the server lists; None if it has no such list."""
-        url = f"{self._address}/v1/models"
-        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS)
+    async def _find(self) -> set[str] | None:
+        """Where the server is, at the first time, and the models that it lists; None: no list."""
+        if self._is_found:
+            return await self._list_models()
+        found = await find_server(self._addresses, self._ask)
+        self._addresses, self._is_found = (found.address,), True
+        return found.models
+
+    async def _list_models(self) -> set[str] | None:
+        look = await self._ask(self._address.url(MODELS))
+        check_look(self._address, look)
+        return listed_models(look.body)
+
+    async def _ask(self, url: str, body: bytes | None = None) -> Look:
+        method = "GET" if body is None else "POST"
         try:
-            async with self._open_session().get(
-                url, timeout=timeout, allow_redirects=False
-            ) as response:
-                status, body = response.status, await _read(response, MAX_PROBE_BYTES) or b""
+            return await look_at(self._open_session(), url, method=method, body=body)
         except (aiohttp.ClientError, OSError) as error:
             detail = str(error) or type(error).__name__
             raise EngineNotReady(
                 f"cannot reach the engine for model {self.model!r} at {self._where}: {detail};"
                 " check that the server runs and that the URL is right"
             ) from error
-        if status in {401, 403}:
-            raise EngineStartFailed(
-                f"the engine at {self._where} refuses our API key (HTTP {status})"
-            )
-        if status >= 500:
-            raise EngineNotReady(f"the engine at {self._where} is not ready (HTTP {status})")
-        return listed_models(body)
 
     async def _check_is_of_line(self, status: int, answer: bytes) -> None:
         """Raises :class:`~batchyard.errors.EngineNotReached` if the server has the model or our key
@@ -378,7 +402,7 @@ class RemoteEngine:
         if not may_be_of_server(status, answer, self.model):
             return
         try:
-            models = await self._probe()
+            models = await self._list_models()
         except EngineNotReady:
             return  # it is not known
         except EngineStartFailed as error:
@@ -394,54 +418,8 @@ class RemoteEngine:
             raise EngineLost(f"the engine for model {self.model!r} is not started")
         return self._session
 
-    def _new_session(self) -> aiohttp.ClientSession:
-        # No limit of connections: the caller's window is the limit.
-        connector = (
-            aiohttp.UnixConnector(self._socket_path, limit=0)
-            if self._socket_path
-            else aiohttp.TCPConnector(limit=0, ssl=self._ssl_context or True)
-        )
-        # Not compressed: the body goes into our files as it came.
-        headers = {"Accept-Encoding": "identity"}
-        if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        return aiohttp.ClientSession(
-            connector=connector,
-            headers=headers,
-            # With a balancer's cookie, one of the servers behind it would get all requests.
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
-
     def _not_reached(self, error: Exception) -> EngineNotReached:
         detail = str(error) or type(error).__name__
         return EngineNotReached(
             f"lost the engine for model {self.model!r} at {self._where}: {detail}"
         )
-
-
-async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
-    """The body; None, and the connection is closed, where it is longer than the limit."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > limit_bytes:
-            response.close()
-            return None
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _parse(base_url: str) -> tuple[str, str | None]:
-    """The address that request URLs are appended to, and the socket's path if there is one."""
-    parts = urlsplit(base_url)
-    if parts.scheme == "unix" and parts.path:
-        return "http://engine", parts.path
-    if parts.scheme in {"http", "https"} and parts.hostname and not parts.username:
-        path = parts.path.rstrip("/").removesuffix("/v1")
-        return f"{parts.scheme}://{parts.netloc}{path}", None
-    raise SettingsError(
-        "the engine's base_url must be http://host, https://host or unix:///path.sock,"
-        " without a user name in it"
-    )

@@ -35,7 +35,14 @@ def result_of(request: WindowRequest, answer: EngineAnswer) -> ResultLine:
     """The result line of a request whose answer is final. Raises nothing, whatever it holds."""
     if answer.status is not None:
         try:
-            return answered(request.custom_id, request.request_id, answer.status, answer.body)
+            return answered(
+                request.custom_id,
+                request.request_id,
+                answer.status,
+                answer.body,
+                content_type=answer.content_type,
+                location=answer.location,
+            )
         except Exception as error:  # noqa: BLE001 - an answer may hold anything
             reason = type(error).__name__
             log.warning("answer.not_read", reason, request_id=request.request_id)
@@ -45,6 +52,11 @@ def result_of(request: WindowRequest, answer: EngineAnswer) -> ResultLine:
     if answer.no_answer is NoAnswer.FAILED:
         return unprocessed(
             request.custom_id, f"Batchyard could not send this request ({answer.reason})."
+        )
+    if answer.no_answer is NoAnswer.EMPTY:
+        return unprocessed(
+            request.custom_id,
+            "The engine answered this request with a good HTTP status and an empty body.",
         )
     timed_out = answer.no_answer is NoAnswer.TIMEOUT
     code = NoAnswerCode.TIMEOUT if timed_out else NoAnswerCode.SERVER_ERROR

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from batchyard.engine import remote
+from batchyard.engine import remote, server_client
 from batchyard.engine.base import EngineRequest, NoAnswer
 from batchyard.engine.line_client import stream_lines
 from batchyard.engine.middleware import line_frames
@@ -127,7 +127,7 @@ async def test_an_answer_beyond_the_limit_is_an_error_and_not_in_memory(
 async def test_what_a_server_says_of_itself_is_read_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "MAX_PROBE_BYTES", 1000)
+    monkeypatch.setattr(server_client, "MAX_LOOK_BYTES", 1000)
     async with server(response(body=b" " * 2000)) as url:
         engine = RemoteEngine(url, "m")
         await engine.start()

@@ -179,6 +179,8 @@ async def test_redirects_are_not_followed_and_proxies_not_asked(
 
     async def handle(request: web.Request) -> web.Response:
         visited.append(request.path)
+        if request.path == "/v1/models":
+            return web.json_response({})
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 
     async with engine_over(handle) as engine:
@@ -196,7 +198,7 @@ async def test_cookies_are_not_sent_back() -> None:
 
     async def handle(request: web.Request) -> web.Response:
         sent_back.append(request.headers.get("Cookie"))
-        return web.Response(headers={"Set-Cookie": "backend=a; Path=/"})
+        return web.json_response({}, headers={"Set-Cookie": "backend=a; Path=/"})
 
     # Cookies belong to names, not to addresses.
     async with engine_over(handle, host="localhost") as engine:
@@ -213,7 +215,7 @@ async def test_many_requests_travel_at_once() -> None:
     async def answer(request: web.Request) -> web.Response:
         if request.method == "POST":
             await together.wait()
-        return web.Response()
+        return web.json_response({})
 
     async with engine_over(answer) as engine:
         answers = await ask(engine, *[BODY] * 300, timeout_seconds=30)

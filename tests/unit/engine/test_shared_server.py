@@ -64,6 +64,7 @@ class Server:
 @contextlib.asynccontextmanager
 async def served(**pages: Any) -> AsyncIterator[Server]:
     server = Server({f"/{name.replace('_json', '.json')}": page for name, page in pages.items()})
+    server.pages["/v1/models"] = {"data": [{"id": "m"}]}
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.handle)
     runner = web.AppRunner(app)
