@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from batchyard.runner.window import Window
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
-    from batchyard.wire import TokenUsage
 
     _Planned = tuple[Any, npt.NDArray[Any]]
     """The plan record of a request, and those of its copies."""
@@ -98,7 +97,7 @@ class ChunkRun:
     fetch_input: Callable[[], Awaitable[Path]]
     find_facts: Callable[[], Awaitable[BatchFacts]]
     find_lengths: Callable[[], Awaitable[BatchLengths]]
-    on_answer: Callable[[Done, TokenUsage], None]
+    on_answer: Callable[[Done, ResultLine], None]
     turn: asyncio.Lock
     backpressure: Backpressure
     runs_alone: bool = field(init=False)
@@ -451,7 +450,7 @@ class ChunkRun:
         self._finished.keep(ordinal, result)
         self._finished.has_run = True
         self._flusher.look()
-        self.on_answer(self._learn(ordinal, result), result.usage)
+        self.on_answer(self._learn(ordinal, result), result)
 
     def _learn(self, ordinal: int, result: ResultLine) -> Done:
         """Count the length of the answer; returns what the engine had to do.

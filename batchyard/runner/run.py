@@ -26,6 +26,7 @@ from batchyard.runner.inputs import Inputs
 from batchyard.runner.learning import Learning
 from batchyard.runner.live_server import LiveRequests
 from batchyard.runner.load_meter import LoadMeter
+from batchyard.runner.not_found_watch import NotFoundWatch
 from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from batchyard.engine.base import Engine
+    from batchyard.results import ResultLine
     from batchyard.runner.admission import Admission
     from batchyard.runner.chunk import Done
     from batchyard.runner.finished_lines import ChunkTally
@@ -117,6 +119,7 @@ class Runner:
         self._meter = LoadMeter()
         self._returns = Returns(services, self._retry, self._counts, is_shared=batch_id is None)
         self._held = HeldChunks(services, self._returns)
+        self._not_found = NotFoundWatch(services)
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
@@ -325,7 +328,7 @@ class Runner:
             fetch_input=partial(self._inputs.path, lease.batch_id),
             find_facts=partial(self._traits.of, lease.batch_id),
             find_lengths=partial(self._learning.of, lease.batch_id),
-            on_answer=self._count_answer,
+            on_answer=partial(self._count_answer, lease.batch_id),
             turn=self._copying,
             backpressure=self._held.backpressure,
         )
@@ -406,9 +409,10 @@ class Runner:
     async def _keep_looking(self) -> None:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
         while True:
-            await asyncio.sleep(intervals.LOOK_SECONDS)
+            await self._not_found.until_found(intervals.LOOK_SECONDS)
             held, catch_up = self._held, self._returns.catch_up
-            for part in (held.look, held.look_at_writes, self._report, catch_up, self._tidy):
+            looks = (self._not_found.look, held.look, held.look_at_writes)
+            for part in (*looks, self._report, catch_up, self._tidy):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better
@@ -478,8 +482,10 @@ class Runner:
             cache_used=self._cache.used,
         )
 
-    def _count_answer(self, done: Done, usage: TokenUsage) -> None:
+    def _count_answer(self, batch_id: str, done: Done, result: ResultLine) -> None:
+        usage = result.usage
         self.answered += 1
+        self._not_found.saw(batch_id, result)
         self._meter.count(usage)
         if self._pace is not None:
             self._pace.count(done.tokens, usage.output_tokens, done.answer_tokens)

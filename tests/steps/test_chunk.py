@@ -329,7 +329,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             fetch_input=fetch_input,
             find_facts=find_facts,
             find_lengths=find_lengths,
-            on_answer=lambda _: None,
+            on_answer=lambda _, __: None,
             turn=asyncio.Lock(),
             backpressure=Backpressure(),
         )
