@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress
+from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, http_answer
 from batchyard.engine.fan_out import answer_concurrently
 from batchyard.engine.stub_answers import ANSWERS, answer_to, error_body
 from batchyard.errors import EngineLost, EngineStartFailed
@@ -231,7 +231,7 @@ class StubEngine:
         if fault.kind is FaultKind.CONNECTION_LOST:
             return EngineAnswer(request.tag, None, no_answer=NoAnswer.CONNECTION_LOST)
         body = error_body(fault.status) if fault.body is None else fault.body
-        return EngineAnswer(request.tag, fault.status, body, fault.retry_after_seconds)
+        return http_answer(request.tag, fault.status, body, fault.retry_after_seconds)
 
     async def _live(self, seconds: float) -> None:
         """Let time pass; raises if the engine dies meanwhile."""

@@ -28,6 +28,8 @@ from batchyard.wire import NO_USAGE, TokenUsage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from batchyard.results import ResultLine
+
 
 def test_a_good_answer_is_an_output_line_with_the_keys_in_order() -> None:
     result = answered("id-1", "req_1", 200, b'{"id":"x","object":"y"}')
@@ -98,6 +100,54 @@ def test_an_answer_that_is_not_json_never_breaks_the_file(body: bytes) -> None:
 
 def test_a_refusal_that_is_not_json_keeps_its_status() -> None:
     assert json.loads(answered("a", "r", 503, b"busy").line)["response"]["status_code"] == 503
+
+
+def message_of(result: ResultLine) -> tuple[int, str]:
+    answer = json.loads(result.line)["response"]
+    return answer["status_code"], answer["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "shown_status", "words"),
+    [
+        (
+            502,
+            b"<html>\r\n<head><title>502 Bad Gateway</title></head>",
+            {"content_type": "text/html"},
+            502,
+            "HTTP 502, text/html. Its body begins: <html> <head><title>502 Bad Gateway</title></h",
+        ),
+        (500, b"Internal Server Error", {}, 500, "HTTP 500. Its body begins: Internal Server Er"),
+        (
+            307,
+            b"",
+            {"location": "https://h/v1/chat/completions"},
+            307,
+            "HTTP 307, redirects to https://h/v1/chat/completions. It has no body.",
+        ),
+        (
+            200,
+            b'event: response.created\ndata: {"a": 1}\n\n',
+            {"content_type": "text/event-stream; charset=utf-8"},
+            502,
+            "HTTP 200, text/event-stream; charset=utf-8. Its body begins: event: response.created",
+        ),
+        (200, b"ID3\x00\xff\xfb", {}, 502, "HTTP 200. Its body begins: ID3"),
+        (200, b" \x00", {}, 502, "HTTP 200. It has no body."),
+    ],
+    ids=["page", "text", "redirect", "event stream", "sound", "nothing"],
+)
+def test_what_is_not_json_is_described(
+    status: int, body: bytes, headers: dict[str, str], shown_status: int, words: str
+) -> None:
+    got, message = message_of(answered("a", "r", status, body, **headers))
+    assert got == shown_status
+    assert message.startswith(f"The engine's answer was not valid JSON: {words}")
+
+
+def test_only_the_beginning_of_what_is_not_json_is_shown() -> None:
+    _, message = message_of(answered("a", "r", 200, "é".encode() * 10**6))
+    assert message.endswith(f"begins: {'é' * 200}")
 
 
 def test_usage_is_read_from_chat_and_completions_answers() -> None:

@@ -211,3 +211,12 @@ async def test_a_status_and_a_pause_on_the_stream_are_checked_as_well() -> None:
         stream = stream_lines(session, url, requests(), timeout_seconds=5, headers={})
         [answer] = [one async for one in stream]
     assert (answer.status, answer.retry_after_seconds) == (502, None)
+
+
+@pytest.mark.parametrize("body", [b"", b"null"])
+async def test_nothing_on_the_stream_is_no_answer(body: bytes) -> None:
+    frame = line_frames.answer_frame(0, 200, body)
+    async with server(response(body=frame)) as url, aiohttp.ClientSession() as session:
+        stream = stream_lines(session, url, requests(), timeout_seconds=5, headers={})
+        [answer] = [one async for one in stream]
+    assert (answer.status, answer.no_answer) == (None, NoAnswer.EMPTY)

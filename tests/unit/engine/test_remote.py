@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.routes import is_served, post_routes
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
+from batchyard.results import new_request_id
 from batchyard.web.retry_after import retry_after_seconds
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.services.ports import free_port
@@ -181,13 +183,14 @@ async def test_redirects_are_not_followed_and_proxies_not_asked(
         visited.append(request.path)
         if request.path == "/v1/models":
             return web.json_response({})
-        return web.Response(status=307, headers={"Location": "/elsewhere"})
+        return web.Response(status=307, headers={"Location": "/elsewhere?key=secret#there"})
 
     async with engine_over(handle) as engine:
+        address = repr(engine).split("'")[1]
         answers = await ask(engine, BODY)
         routes = await engine.routes()
 
-    assert answers[0].status == 307
+    assert (answers[0].status, answers[0].location) == (307, f"{address}/elsewhere")
     assert "/elsewhere" not in visited
     assert routes is None
 
@@ -206,6 +209,87 @@ async def test_cookies_are_not_sent_back() -> None:
 
     assert len(sent_back) > 2
     assert set(sent_back) == {None}
+
+
+@pytest.mark.parametrize("body", [b"", b" \n", b"null"])
+@pytest.mark.parametrize("status", [200, 201, 204])
+async def test_a_good_status_with_nothing_is_no_answer(status: int, body: bytes) -> None:
+    """vLLM gives one to a request that was aborted in it."""
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.Response(status=status, body=body)
+        return web.json_response({})
+
+    async with engine_over(handle) as engine:
+        [answer] = await ask(engine, BODY)
+    assert (answer.status, answer.no_answer) == (None, NoAnswer.EMPTY)
+
+
+async def test_what_is_not_json_comes_with_its_type() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.Response(status=502, text="<html>", content_type="text/html")
+        return web.json_response({})
+
+    async with engine_over(handle) as engine:
+        [answer] = await ask(engine, BODY)
+    assert (answer.status, answer.body) == (502, b"<html>")
+    assert answer.content_type == "text/html; charset=utf-8"
+
+
+async def test_the_id_that_is_sent_is_a_uuid() -> None:
+    """Servers with starlette_context's RequestIdPlugin, as llama-cpp-python's, take no other."""
+    sent: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        sent.append(request.headers.get("X-Request-Id", ""))
+        return web.json_response({})
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        yield EngineRequest(1, CHAT, BODY, request_id)
+
+    request_id = new_request_id()
+    async with engine_over(handle) as engine:
+        async for _ in engine.stream(requests(), timeout_seconds=5):
+            pass
+    assert f"req_{uuid.UUID(sent[-1]).hex}" == request_id
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "sent"),
+    [
+        ("/v1/responses", b'{"input": "a"}', b'{"input": "a","stream":false}'),
+        ("/v1/responses", b"{}", b'{"stream":false}'),
+        (
+            "/v1/responses",
+            b'{"input": ""stream": 1", "text": {"stream": 1}}',
+            b'{"input": ""stream": 1", "text": {"stream": 1},"stream":false}',
+        ),
+        ("/v1/responses", b'{"stream": false, "input": "a"}', None),
+        ("/v1/responses", b'{"stream": null, "input": "a"}', None),
+        ("/v1/responses", b'{"\\u0073tream": false}', None),
+        ("/v1/chat/completions", b'{"messages": []}', None),
+        ("/v1/completions", b'{"prompt": "a"}', None),
+    ],
+)
+async def test_only_responses_are_asked_not_to_stream(
+    url: str, body: bytes, sent: bytes | None
+) -> None:
+    """`transformers serve` streams them otherwise. Other bodies keep their bytes."""
+    bodies: list[bytes] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        bodies.append(await request.read())
+        return web.json_response({})
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        yield EngineRequest(1, url, body, "r1")
+
+    async with engine_over(handle) as engine:
+        async for _ in engine.stream(requests(), timeout_seconds=5):
+            pass
+    assert bodies[-1] == (body if sent is None else sent)
 
 
 async def test_many_requests_travel_at_once() -> None:

@@ -294,6 +294,10 @@ async def all_late(_: web.Request) -> web.Response:
     )
 
 
+async def models(_: web.Request) -> web.Response:
+    return web.json_response({"data": [{"id": "m"}]})
+
+
 async def test_an_objective_of_the_engine_is_judged_by_the_servers_histograms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -302,6 +306,7 @@ async def test_an_objective_of_the_engine_is_judged_by_the_servers_histograms(
     monkeypatch.setattr(controller, "_MOST_SETTLING_SECONDS", 0.0)
     app = web.Application()
     app.router.add_get("/metrics", all_late)
+    app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
