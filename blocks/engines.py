@@ -12,9 +12,11 @@ from batchyard.engine.base import LivePromise
 from batchyard.engine.lora import check_options
 from batchyard.engine.presets import Speculation, with_presets
 from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.server_address import possible_addresses
 from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.vllm import VllmEngine
 from batchyard.engine.vllm_options import EngineOptions
+from batchyard.errors import SettingsError
 from batchyard.hours import Hours, HoursWindow
 from batchyard.offer import check_adapter_names
 
@@ -170,7 +172,9 @@ class RemoteEngineBlock(Block):
     _block_type_slug = "batchyard-remote-engine"
 
     model: str = Field(description=_MODEL)
-    base_url: str = Field(description="For example http://10.0.0.5:8000/v1.")
+    base_url: str = Field(
+        description="What comes before /chat/completions, for example http://10.0.0.5:8000/v1."
+    )
     api_key: SecretStr = Field(default=SecretStr(""), description="Sent as a Bearer token.")
     max_num_seqs: int = Field(
         default=0,
@@ -198,7 +202,8 @@ class RemoteEngineBlock(Block):
         ge=-(2**63),
         le=2**63 - 1,
         description="The priority that requests of batches carry; requests with a lower one go "
-        "first. Only for a vLLM with --scheduling-policy priority: others refuse all but 0.",
+        "first. Only for a vLLM with --scheduling-policy priority: without that, vLLM ignores it, "
+        "and other servers may refuse it.",
     )
     cache_salt: Literal["ask", "always", "never"] = Field(
         default="ask",
@@ -215,6 +220,15 @@ class RemoteEngineBlock(Block):
     def hours(self) -> Hours:
         """When batches may use the engine."""
         return Hours(tuple(self.batch_hours))
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_a_base(cls, url: str) -> str:
+        try:
+            possible_addresses(url)
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+        return url
 
     @model_validator(mode="after")
     def _has_adapters_with_names(self) -> Self:

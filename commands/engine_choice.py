@@ -16,7 +16,7 @@ from batchyard.engine.lora import module_names
 from batchyard.engine.presets import with_presets
 from batchyard.engine.vllm_options import EngineOptions
 from batchyard.errors import ObjectNotFound
-from batchyard.offer import ANYTHING, Offer
+from batchyard.offer import ANYTHING, Offer, check_adapter_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
 
 
-_OPTIONS: Final = {"exclusive": "--exclusive"}
+_OPTIONS: Final = {"exclusive": "--exclusive", "adapters": "--engine-adapter"}
 """Of a field that is not named as its option."""
 
 
@@ -41,6 +41,8 @@ class ServerUse:
     latency_quantile: float | None = None
     reserve_seats: int | None = None
     priority: int | None = None
+    adapters: tuple[str, ...] = ()
+    """The names of those that it has for the model."""
 
     @property
     def options(self) -> list[str]:
@@ -87,7 +89,7 @@ class EngineChoice:
     @property
     def offer(self) -> Offer:
         """Its adapters, whose requests are kept together; any other name goes through to it."""
-        names = module_names(self.options)
+        names = [*module_names(self.options), *self.use.adapters]
         return Offer(adapters=dict.fromkeys(names, self.models[0])) if names else ANYTHING
 
     @classmethod
@@ -133,7 +135,8 @@ class EngineChoice:
                 param_hint="--tune",
             )
         if url is not None:
-            return cls((model,) if model else (), "", (), url, use)
+            _check_adapters(model, use.adapters)
+            return cls((model, *use.adapters) if model else (), "", (), url, use)
         model = model or EngineOptions(options).value("model")
         if not model:
             raise typer.BadParameter("Say which model to load.", param_hint="--model")
@@ -165,6 +168,7 @@ class EngineChoice:
                 objective=Objective.of(use.ttft_ms, use.itl_ms, use.latency_quantile or 0.99),
                 reserve_seats=use.reserve_seats,
                 priority=use.priority,
+                adapters=use.adapters,
                 ssl_context=settings.tls_context,
             )
         return VllmEngine(
@@ -176,3 +180,13 @@ class EngineChoice:
             media_domains=settings.bodies.media_domains if self.client_rules else None,
             tune=self.tune,
         )
+
+
+def _check_adapters(model: str | None, names: Sequence[str]) -> None:
+    option = _OPTIONS["adapters"]
+    if names and model is None:
+        raise typer.BadParameter("Say of which --model.", param_hint=option)
+    try:
+        check_adapter_names(model or "", names)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}", param_hint=option) from None

@@ -110,7 +110,16 @@ def run(
         int | None,
         typer.Option(
             help="The priority that requests carry, for a vLLM that runs with "
-            "--scheduling-policy priority: requests with a lower one go first.",
+            "--scheduling-policy priority: requests with a lower one go first. vLLM ignores it "
+            "without that option; other servers may refuse it.",
+        ),
+    ] = None,
+    engine_adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A LoRA adapter that the server at --engine-url has for --model: lines may name "
+            "it. You may repeat this option.",
         ),
     ] = None,
     exclusive: Annotated[
@@ -174,6 +183,7 @@ def run(
             latency_quantile=engine_latency_quantile,
             reserve_seats=engine_reserve_seats,
             priority=engine_priority,
+            adapters=tuple(engine_adapter or ()),
         ),
         client_rules=client_rules,
         kv_offload=kv_offload,

@@ -74,8 +74,8 @@ class RemoteEngine:
     :meth:`start` finds out. ``max_num_seqs`` is how much the server runs at once;
     None: it is asked. Unless we have it to ourselves (``exclusive``), a batch takes only a share of
     that, which :mod:`batchyard.engine.sharing` finds: by ``objective`` if there is one, and with
-    ``reserve_seats`` always left free. ``priority`` becomes a member of each JSON body: non-zero
-    is an error for a vLLM without ``--scheduling-policy priority``. ``takes_cache_salt`` None: by
+    ``reserve_seats`` always left free. ``priority`` becomes a member of each JSON body: a vLLM
+    without ``--scheduling-policy priority`` ignores it. ``takes_cache_salt`` None: by
     the server's own ``/openapi.json``. ``adapters`` are the names of those that it has for the
     model. A request whose connection breaks is answered
     ``CONNECTION_LOST``; a server that cannot be connected to is

@@ -100,6 +100,34 @@ def test_a_server_has_the_objective_of_the_command_line() -> None:
     assert (engine.window_size, engine._priority) == (54, 3)
 
 
+def test_a_server_has_the_adapters_of_the_command_line() -> None:
+    """Each stands for the model, and their requests are kept together."""
+    use = ServerUse(adapters=("tone", "org/other"))
+    choice = EngineChoice.of("m", [], "http://host.example", use=use)
+    assert choice.models == ("m", "tone", "org/other")
+    assert choice.offer.model_of("tone") == "m"
+    assert choice.make(read_settings(), "m").adapters == {"tone", "org/other"}
+
+
+@pytest.mark.parametrize(
+    ("model", "url", "adapters"),
+    [
+        (None, "http://host.example", ("tone",)),
+        ("m", None, ("tone",)),
+        ("m", "http://host.example", ("m",)),
+        ("m", "http://host.example", ("tone", "tone")),
+        ("m", "http://host.example", ("../tone",)),
+    ],
+    ids=["no model", "no server", "the model", "twice", "a path"],
+)
+def test_adapters_that_mean_nothing_are_refused(
+    model: str | None, url: str | None, adapters: tuple[str, ...]
+) -> None:
+    with pytest.raises(typer.BadParameter) as refused:
+        EngineChoice.of(model, [], url, use=ServerUse(adapters=adapters))
+    assert refused.value.param_hint == "--engine-adapter"
+
+
 @pytest.mark.parametrize(
     ("url", "use"),
     [

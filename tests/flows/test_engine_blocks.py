@@ -128,6 +128,11 @@ def test_a_remote_block_that_contradicts_itself_is_refused(fields: dict[str, Any
         RemoteEngineBlock(model="m", base_url="http://10.0.0.5", **fields)
 
 
+def test_a_remote_block_with_the_url_of_an_endpoint_is_refused_with_its_base() -> None:
+    with pytest.raises(ValidationError, match="ends in an endpoint: use http://h/v1,"):
+        RemoteEngineBlock(model="m", base_url="http://h/v1/chat/completions")
+
+
 @pytest.mark.parametrize("kind", [VllmEngineBlock, RemoteEngineBlock])
 async def test_a_block_has_the_hours_of_its_engine_for_runners_and_the_scheduler(
     kind: type[VllmEngineBlock | RemoteEngineBlock],

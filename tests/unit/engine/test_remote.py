@@ -263,8 +263,8 @@ async def test_the_id_that_is_sent_is_a_uuid() -> None:
         ("/v1/responses", b"{}", b'{"stream":false}'),
         (
             "/v1/responses",
-            b'{"input": ""stream": 1", "text": {"stream": 1}}',
-            b'{"input": ""stream": 1", "text": {"stream": 1},"stream":false}',
+            rb'{"input": "\"stream\": 1", "text": {"stream": 1}}',
+            rb'{"input": "\"stream\": 1", "text": {"stream": 1},"stream":false}',
         ),
         ("/v1/responses", b'{"stream": false, "input": "a"}', None),
         ("/v1/responses", b'{"stream": null, "input": "a"}', None),
