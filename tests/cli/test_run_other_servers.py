@@ -84,9 +84,7 @@ def test_the_url_of_an_endpoint_is_refused_before_anything_starts(here: Run) -> 
 
 
 def test_a_server_that_only_redirects_is_an_error_that_names_the_right_url(here: Run) -> None:
-    with server(
-        {"GET /v1/models": b"https://llm.example/v1/models"}
-    ) as url:
+    with server({"GET /v1/models": b"https://llm.example/v1/models"}) as url:
         ended = run(here, f"{url}/v1")
     assert ended.status == 1
     assert "use https://llm.example/v1" in " ".join(ended.stderr.split())
