@@ -329,7 +329,8 @@ class RemoteEngine:
             return self._takes_cache_salt
         if self._salted_urls is None:
             self._salted_urls = asyncio.create_task(self._ask_for_salted_urls())
-        return request.url in await asyncio.shield(self._salted_urls)
+        salted_urls = await asyncio.shield(self._salted_urls)
+        return self._address.below_base(request.url) in salted_urls
 
     async def _ask_for_salted_urls(self) -> frozenset[str]:
         status, body = await self._get("/openapi.json")

@@ -28,9 +28,12 @@ class ServerAddress:
 
     def url(self, path: str) -> str:
         """The URL of a path such as ``/v1/chat/completions``."""
-        if self.without_v1 and path.startswith(f"{_V1}/"):
-            path = path.removeprefix(_V1)
-        return self.base + path
+        return self.base + self.below_base(path)
+
+    def below_base(self, path: str) -> str:
+        """The path as the server knows it."""
+        is_shorter = self.without_v1 and path.startswith(f"{_V1}/")
+        return path.removeprefix(_V1) if is_shorter else path
 
     @property
     def shown(self) -> str:

@@ -53,8 +53,9 @@ async def find_server(addresses: Sequence[ServerAddress], ask: Ask) -> Found:
         if models is not None:
             return Found(address, models)
         looks.append(look)
+    # A gateway may refuse paths that it does not have, so nothing is concluded from the second one.
+    check_look(addresses[0], looks[0])
     for address, look in zip(addresses, looks, strict=True):
-        check_look(address, look)
         if look.status < 300 and _is_json(look.body):
             return Found(address, None)
     found = await _with_an_endpoint(addresses, ask)
@@ -82,14 +83,22 @@ async def _with_an_endpoint(addresses: Sequence[ServerAddress], ask: Ask) -> Ser
     routes = post_routes(document.body) if document.status == 200 else None
     if routes is not None and any(is_served(path, routes) for path in ENDPOINTS):
         return first
+    refusals = []
     for path in ENDPOINTS:
         # The two differ by it only.
         for address in addresses if path.startswith("/v1/") else addresses[:1]:
-            # One that does not answer in time has taken the request, so it is there.
-            look = await _or_silence(ask(address.url(path), _EMPTY))
-            check_look(address, look)
-            if look.status not in _ABSENT and not 300 <= look.status < 400:
+            try:
+                look = await ask(address.url(path), _EMPTY)
+            except EngineNotReady as error:
+                if isinstance(error.__cause__, TimeoutError):
+                    return address  # it has taken the request
+                raise
+            if look.status in _REFUSED | _AWAY:
+                refusals.append(look)
+            elif look.status not in _ABSENT and not 300 <= look.status < 400:
                 return address
+    for look in refusals:
+        check_look(first, look)
     return None
 
 

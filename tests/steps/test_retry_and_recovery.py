@@ -84,6 +84,18 @@ async def test_a_lost_connection_is_tried_again(yard: Yard) -> None:
     assert batch.counts.completed == 3
 
 
+async def test_an_empty_answer_is_tried_again_and_is_never_a_result(yard: Yard) -> None:
+    once = Fault(FaultKind.ANSWER, is_question(1), status=200, body=b"", times=1)
+    always = Fault(FaultKind.ANSWER, is_question(2), status=200, body=b"null")
+    yard.use(StubEngine(faults=[once, always]))
+    yard.set(request_attempts=2)
+    batch = await yard.run(lines(3))
+    assert batch.counts.completed == 2
+    (error,) = await yard.results(batch.error_file_id)
+    assert error["error"]["code"] == "server_error"
+    assert "an empty body" in error["error"]["message"]
+
+
 async def test_a_connection_that_is_always_lost_is_a_server_error_line(yard: Yard) -> None:
     yard.use(StubEngine(faults=[Fault(FaultKind.CONNECTION_LOST, is_question(1))]))
     yard.set(request_attempts=2)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from batchyard.engine import server_client
-from batchyard.engine.base import EngineRequest
+from batchyard.engine.base import BatchTraits, EngineRequest
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.server_address import possible_addresses
 from batchyard.errors import EngineNotReady, EngineStartFailed, SettingsError
@@ -37,6 +37,9 @@ class Server:
         page = self.pages.get(request.path, self.pages.get("*", 404))
         if isinstance(page, str):
             return web.Response(status=301, headers={"Location": page})
+        if page is ConnectionError:
+            assert request.transport is not None
+            request.transport.abort()
         if page is None:
             await asyncio.Event().wait()
         if isinstance(page, int):
@@ -164,6 +167,31 @@ async def test_a_server_that_takes_long_for_an_empty_request_is_there() -> None:
             await engine.stop()
 
 
+async def test_a_gateway_that_refuses_other_paths_does_not_hide_a_server_without_a_list() -> None:
+    pages = {"/v1/models": 404, CHAT: 404, "/v1/embeddings": 400, "*": 403}
+    async with serving(pages) as server:
+        assert await paths_of_lines(server, CHAT) == [CHAT]
+
+
+async def test_a_server_that_goes_away_meanwhile_may_come_back() -> None:
+    async with serving({CHAT: ConnectionError}) as server:
+        with pytest.raises(EngineNotReady, match="cannot reach"):
+            await RemoteEngine(server.url, "m").start()
+
+
+async def test_a_server_without_v1_gets_the_salts_that_it_takes() -> None:
+    chat = {"properties": {"cache_salt": {}}}
+    content = {"content": {"application/json": {"schema": chat}}}
+    document = {"paths": {"/chat/completions": {"post": {"requestBody": content}}}}
+    pages = {"/api/models": LIST, "/api/openapi.json": document}
+    async with serving(pages, "/api") as server:
+        engine = RemoteEngine(server.url, "m")
+        await engine.start()
+        request = EngineRequest(1, CHAT, b"{}", "r1", of_batch=BatchTraits(cache_salt="s"))
+        assert await engine._is_salted(request)
+        await engine.stop()
+
+
 # -- what ends the start --------------------------------------------------------------------
 
 
@@ -209,6 +237,12 @@ async def test_a_base_that_may_end_in_an_endpoint_is_named_if_nothing_answers() 
 async def test_a_key_that_is_refused_everywhere_is_named() -> None:
     async with serving({"*": 401}) as server:
         assert "refuses our API key (HTTP 401)" in await failure_of(server)
+
+
+@pytest.mark.parametrize("base", ["/api", ""])
+async def test_a_key_that_is_refused_where_the_endpoints_are_is_named(base: str) -> None:
+    async with serving({f"{base}/chat/completions": 403}, base) as server:
+        assert "refuses our API key (HTTP 403)" in await failure_of(server)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
