@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard.cli.exit_status import batch_status
 from batchyard.cli.summary import summarise
 from batchyard.delivery.deliver import Deliverer
 from batchyard.delivery.redeliver import redeliver
@@ -150,11 +151,11 @@ async def _run_flow(services: Services, batch_id: str) -> Ending:
     batch = await services.store.batches.get(batch_id)
     is_unpublished = state.name == UNPUBLISHED
     text = await summarise(services, batch)
-    if batch.status is BatchStatus.COMPLETED and not is_unpublished:
-        return Ending(0, text)
+    if not is_unpublished and batch.status in TERMINAL:
+        return Ending(batch_status(batch), text)
     if is_unpublished:
         text += _unpublished(batch, str(state.message))
-    elif batch.status not in TERMINAL:
+    else:
         text += f"\nbatchyard: {state.message}\n{how_to_resume(batch_id)}"
     return Ending(1, text)
 
@@ -166,8 +167,7 @@ async def _publish_again(services: Services, batch: BatchRecord) -> Ending:
     text = await summarise(services, batch)
     if failures:
         text += _unpublished(batch, ". ".join(failures))
-    is_done = batch.status is BatchStatus.COMPLETED and not batch.undelivered
-    return Ending(0 if is_done else 1, text)
+    return Ending(1 if batch.undelivered else batch_status(batch), text)
 
 
 def _unpublished(batch: BatchRecord, reason: str) -> str:

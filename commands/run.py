@@ -166,7 +166,8 @@ def run(
 ) -> None:
     """Run a batch file on vLLM and write its result file.
 
-    All other options are passed to vLLM unchanged, for example --max-model-len 8192.
+    All other options are passed to vLLM unchanged, for example --max-model-len 8192. The exit
+    status is 0 if the batch is completed and at least one request succeeded.
     """
     own_prefect = prepare_prefect()
     for name in ctx.meta["left_out"]:

@@ -14,6 +14,7 @@ from batchyard.batch_error import first_error_words
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.line_errors import count_words
 from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
 from batchyard.runner.hours_watch import until_open
 from batchyard.services import story
@@ -155,8 +156,8 @@ def _final_state(batch: BatchRecord) -> State:
         return Failed(message=f"The batch failed: {first_error_words(batch.errors)}")
     if batch.undelivered:
         return Completed(name=UNPUBLISHED, message=". ".join(batch.undelivered.values()))
-    counts = batch.counts
+    counts, errors = batch.counts, count_words(batch.options.error_counts)
     return Completed(
         message=f"{batch.status.value}: {counts.completed:,} of {counts.total:,} requests "
-        f"succeeded, {counts.failed:,} failed"
+        f"succeeded, {counts.failed:,} failed{f': {errors}' if errors else ''}"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchyard.line_errors import count_words
 from batchyard.logs import event_logger
 from batchyard.prices import cost_words
 from batchyard.services.log_words import describe
@@ -51,6 +52,7 @@ async def _report(services: Services, batch: BatchRecord, history: RunHistory) -
         ("Requests", f"{counts.total:,}"),
         ("Succeeded", f"{counts.completed:,}"),
         ("Failed", f"{counts.failed:,}"),
+        *_failed_with(batch),
         *_shared(batch),
         ("Input tokens", f"{usage.input_tokens:,}"),
         ("– of these from cache", f"{usage.input_tokens_details.cached_tokens:,}"),
@@ -72,6 +74,12 @@ async def _report(services: Services, batch: BatchRecord, history: RunHistory) -
         lines += [f"| {e.line or '–'} | {e.code} | {_cell(e.message)} |" for e in batch.errors]
     lines += ["", "## Files", "", "| File | Id | Where |", "|---|---|---|"]
     return "\n".join([*lines, *await _files(services, batch)])
+
+
+def _failed_with(batch: BatchRecord) -> list[tuple[str, str]]:
+    """Codes and counts only: an engine's message may quote a prompt."""
+    words = count_words(batch.options.error_counts)
+    return [("Failed with", words)] if words else []
 
 
 def _shared(batch: BatchRecord) -> list[tuple[str, str]]:

@@ -6,9 +6,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from batchyard import errors
+from batchyard.lifecycle import BatchStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from batchyard.store import BatchRecord
 
 
 class ExitStatus(IntEnum):
@@ -26,8 +29,9 @@ class ExitStatus(IntEnum):
 
 MEANINGS: Final[Mapping[ExitStatus, str]] = {
     ExitStatus.DONE: "The command has done what was asked.",
-    ExitStatus.FAILED: "It failed: for example the batch did not end as completed, an engine did "
-    "not start, a setting has no usable value, or a disk is full.",
+    ExitStatus.FAILED: "It failed: for example the batch did not end as completed, none of its "
+    "requests succeeded, an engine did not start, a setting has no usable value, or a disk is "
+    "full.",
     ExitStatus.WRONG_COMMAND_LINE: "The command line is wrong.",
     ExitStatus.REFUSED: "It was refused: the input or a value is not valid, a quota or access "
     "right does not allow it, or the batch's status does not.",
@@ -64,6 +68,12 @@ def exit_status(error: BaseException) -> ExitStatus:
     """The exit status of a command that this error has ended."""
     found = (OF_ERRORS[each] for each in type(error).__mro__ if each in OF_ERRORS)
     return next(found, ExitStatus.FAILED)
+
+
+def batch_status(batch: BatchRecord) -> ExitStatus:
+    """The exit status of a command that has waited for the batch's end."""
+    is_done = batch.status is BatchStatus.COMPLETED and batch.completed > 0
+    return ExitStatus.DONE if is_done else ExitStatus.FAILED
 
 
 def in_a_line() -> str:

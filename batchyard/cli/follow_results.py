@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, Self
 import msgspec
 import typer
 
-from batchyard.cli.exit_status import ExitStatus
+from batchyard.cli.exit_status import ExitStatus, batch_status
 from batchyard.cli.offline import offline_services
 from batchyard.cli.say import drop_the_rest, say
 from batchyard.errors import LocationRefused, StorageUnavailable, StoreUnavailable
 from batchyard.files.cursor import parse_cursor
-from batchyard.lifecycle import BatchStatus
 from batchyard.results import Outcome, head_of
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.storage.local_file import LocalFile
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from batchyard.delivery.redeliver import Kind
     from batchyard.files.cursor import Order
     from batchyard.files.read_results import FinishedLine, ResultsPage
+    from batchyard.store import BatchRecord
 
 STDOUT = "-"
 _PAGE_LINES: Final = 10_000
@@ -54,10 +54,10 @@ def follow_results(batch_id: str, places: Mapping[Kind, str], order: Order | Non
     except KeyboardInterrupt:
         say("batchyard: The batch continues.", err=True)
         sys.exit(ExitStatus.INTERRUPTED)
-    sys.exit(ExitStatus.DONE if ended is BatchStatus.COMPLETED else ExitStatus.FAILED)
+    sys.exit(batch_status(ended))
 
 
-async def _follow(batch_id: str, files: list[_Lines], order: Order | None) -> BatchStatus:
+async def _follow(batch_id: str, files: list[_Lines], order: Order | None) -> BatchRecord:
     # NumPy takes a tenth of the time in which any command starts.
     from batchyard.files.found_lines import id_of  # noqa: PLC0415 - see above
     from batchyard.files.read_results import ResultsReader  # noqa: PLC0415 - see above
@@ -74,7 +74,7 @@ async def _follow(batch_id: str, files: list[_Lines], order: Order | None) -> Ba
                 await _write(page, files, written)
                 cursor = page.next
                 if not page.has_more:
-                    return batch.status
+                    return batch
                 if page.found.size_bytes:
                     continue
             # Runners do not write more often, and each look lists all segments of the batch.

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from batchyard.cli.batch_view import error_words, status_words
+from batchyard.files.failures import errors_by_code
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.prices import cost_words
 from batchyard.printable import printable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 _ERRORS_SHOWN = 20
+_CODES_SHOWN = 5
+_MOST_MESSAGE_CHARS = 200
 _HINTS = {
     "model_not_found": "Lines must name the model as it is served: change them, or give the name "
     "that they have, with --served-model-name for an engine that `batchyard run` starts, and with "
@@ -39,6 +42,8 @@ async def describe(services: Services, batch: BatchRecord) -> str:
         head, *rest = (await summarise(services, batch, most_errors=None)).splitlines()
     else:
         head, rest = f"{batch.id} is {status_words(batch)}.", _open_lines(batch, now)
+        if failed := await _failed_lines(services, batch):
+            rest += ["  errors    of the newest lines:", *failed]
     about = {
         "model": ", ".join(batch.models),
         "endpoint": batch.endpoint,
@@ -98,6 +103,7 @@ async def summarise(
             f"  requests  {counts.completed:,} succeeded, {counts.failed:,} failed, "
             f"{counts.total:,} in all"
         )
+    lines += await _failed_lines(services, batch)
     if batch.deduplicated_requests:
         lines.append(
             f"            {batch.deduplicated_requests:,} with the answer of an identical request"
@@ -134,6 +140,21 @@ def _ended(batch: BatchRecord) -> str:
             return "failed"
         case status:
             return f"is {status.value}"
+
+
+async def _failed_lines(services: Services, batch: BatchRecord) -> list[str]:
+    """The commonest errors of its lines, with counts, and what one line of each says."""
+    groups = await errors_by_code(services, batch)
+    lines = []
+    for group in groups[:_CODES_SHOWN]:
+        message = printable(group.sample)
+        if len(message) > _MOST_MESSAGE_CHARS:
+            message = f"{message[: _MOST_MESSAGE_CHARS - 1]}…"
+        words = f"{group.code}: {message}" if message else group.code
+        lines.append(f"            {group.count:,} × {words}")
+    if rest := sum(group.count for group in groups[_CODES_SHOWN:]):
+        lines.append(f"            {rest:,} with other errors")
+    return lines
 
 
 def _errors(batch: BatchRecord, most: int | None) -> list[str]:

@@ -11,7 +11,7 @@ from batchyard import intervals
 from batchyard.cli import options
 from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.cli.batch_view import batch_object
-from batchyard.cli.exit_status import ExitStatus
+from batchyard.cli.exit_status import ExitStatus, batch_status
 from batchyard.cli.offline import offline_services
 from batchyard.cli.progress import ProgressDisplay
 from batchyard.cli.say import say
@@ -39,8 +39,8 @@ def watch(
 ) -> None:
     """Show the progress of a batch until it has ended, and then how it ended.
 
-    The exit status is 0 if the batch is completed, else 1. Ctrl-C ends only the command: the batch
-    continues.
+    The exit status is 0 if the batch is completed and at least one request succeeded, else 1.
+    Ctrl-C ends only the command: the batch continues.
     """
     try:
         ended = asyncio.run(_watch(batch_id, as_json))
@@ -49,17 +49,17 @@ def watch(
             f"batchyard: The batch continues. To see it again: batchyard watch {batch_id}", err=True
         )
         sys.exit(ExitStatus.INTERRUPTED)
-    sys.exit(ExitStatus.DONE if ended is BatchStatus.COMPLETED else ExitStatus.FAILED)
+    sys.exit(batch_status(ended))
 
 
-async def _watch(batch_id: str, as_json: bool) -> BatchStatus:
+async def _watch(batch_id: str, as_json: bool) -> BatchRecord:
     async with offline_services() as services:
         batch = await follow(services, batch_id)
         if as_json:
             print_object(batch_object(batch))
         else:
             say(await summarise(services, batch))
-        return batch.status
+        return batch
 
 
 async def follow(services: Services, batch_id: str) -> BatchRecord:
@@ -76,7 +76,7 @@ async def follow(services: Services, batch_id: str) -> BatchRecord:
                 # While the database is away, nothing new is known, and the batch is what counts.
                 with contextlib.suppress(StoreUnavailable):
                     batch, now = await _look(services, batch_id)
-            if batch.status is not BatchStatus.COMPLETED:
+            if batch_status(batch):
                 display.fail()
     return batch
 

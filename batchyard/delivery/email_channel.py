@@ -49,7 +49,8 @@ class EmailChannel:
             given_up = await self._given_up(delivery)
             return given_up_email(given_up, to=to, sender=sender, delivery_id=delivery.id)
         batch = await self.services.store.batches.get(delivery.batch_id)
-        return batch_email(batch.to_wire(), to=to, sender=sender, delivery_id=delivery.id)
+        errors = batch.options.error_counts
+        return batch_email(batch.to_wire(), errors, to=to, sender=sender, delivery_id=delivery.id)
 
     async def _given_up(self, delivery: DeliveryRecord) -> GivenUp:
         deliveries = self.services.store.deliveries

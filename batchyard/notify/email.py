@@ -15,12 +15,16 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from batchyard.lifecycle import BatchStatus
+from batchyard.line_errors import count_words
 from batchyard.printable import printable
 from batchyard.time_words import duration, moment
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from batchyard.batch_error import BatchError
+    from batchyard.line_errors import ErrorCount
     from batchyard.wire import Batch
 
 MAX_ADDRESS_CHARS: Final = 254
@@ -54,8 +58,10 @@ def check_address(text: str) -> str:
     return text
 
 
-def batch_email(batch: Batch, *, to: str, sender: str, delivery_id: str) -> EmailMessage:
-    """What became of a batch that has ended, and how to get its files.
+def batch_email(
+    batch: Batch, errors: Sequence[ErrorCount] = (), *, to: str, sender: str, delivery_id: str
+) -> EmailMessage:
+    """What became of a batch that has ended, why lines failed, and how to get its files.
 
     Raises ``ValueError`` for an address that is not one.
     """
@@ -64,7 +70,7 @@ def batch_email(batch: Batch, *, to: str, sender: str, delivery_id: str) -> Emai
     done = f"{counts.completed}/{counts.total}"
     subject = f"{batch.status.value.capitalize()} {done}: {batch.id}"
     content = _Content(f"Batch {batch.id} {_ENDED[batch.status]}.")
-    content.table(_facts(batch))
+    content.table(_facts(batch, errors))
     if batch.status is BatchStatus.FAILED and batch.errors is not None:
         content.heading("Why")
         content.items([_error_words(error) for error in batch.errors.data[:_MAX_ERRORS]])
@@ -141,7 +147,7 @@ def given_up_email(given_up: GivenUp, *, to: str, sender: str, delivery_id: str)
 # -- what is said -------------------------------------------------------------------------------
 
 
-def _facts(batch: Batch) -> list[tuple[str, str]]:
+def _facts(batch: Batch, errors: Sequence[ErrorCount]) -> list[tuple[str, str]]:
     counts, usage = batch.request_counts, batch.usage
     ended = ended_at(batch)
     neither = counts.total - counts.completed - counts.failed
@@ -155,6 +161,7 @@ def _facts(batch: Batch) -> list[tuple[str, str]]:
             f"{counts.total:,}: {counts.completed:,} completed, {counts.failed:,} failed"
             + unanswered,
         ),
+        ("Failed with", count_words(errors) or None),
         (
             "Tokens",
             f"{usage.total_tokens:,}: {usage.input_tokens:,} in, {usage.output_tokens:,} out",

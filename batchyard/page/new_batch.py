@@ -27,9 +27,9 @@ from batchyard.api.session import (
 from batchyard.batch_options import OnInvalid
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import ObjectTooLarge, RecordNotFound, RequestRefused, StorageError
+from batchyard.files.failures import Group, grouped_refusals
 from batchyard.files.upload import FileUse, upload_file
 from batchyard.framing import read_lines
-from batchyard.page.failures import Group, grouped_refusals
 from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute, shell
 from batchyard.page.routes import answers_of

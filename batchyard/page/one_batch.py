@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import RecordNotFound
+from batchyard.files.failures import Findings, find
 from batchyard.lifecycle import STOPPABLE, TERMINAL
 from batchyard.page.batch_rows import BatchRow, row_of
 from batchyard.page.charts import Charts, charts_of
-from batchyard.page.failures import Findings, find
 from batchyard.page.snippets import snippets_of
 from batchyard.page.words import (
     clock_time,

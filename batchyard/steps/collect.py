@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
+    from batchyard.line_errors import ErrorCount
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -67,6 +68,7 @@ class Collected:
     stages: tuple[NewFile, ...]
     """The answers of the stages before the last, if there are any."""
     counts: RequestCounts
+    error_counts: tuple[ErrorCount, ...]
     usage: TokenUsage
     deduplicated: int
     """Requests in the two files that have another one's answer."""
@@ -111,6 +113,7 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
             error=await _write_file(services, batch, lines, Outcome.ERROR, epoch),
             stages=await _write_stages(services, batch, epoch),
             counts=counts,
+            error_counts=lines.errors.counts(),
             usage=usage,
             deduplicated=lines.copies,
             epoch=epoch,

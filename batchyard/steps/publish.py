@@ -48,6 +48,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         error=collected.error,
         stages=collected.stages,
         counts=collected.counts,
+        error_counts=collected.error_counts,
         usage=collected.usage.to_wire(),
         deduplicated_requests=collected.deduplicated,
         undelivered={kind: failure.words for kind, failure in failures.items()},

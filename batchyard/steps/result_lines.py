@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from batchyard.line_errors import ErrorCounter
 from batchyard.results import Outcome
 from batchyard.services.segment_headers import decode_headers
 from batchyard.threads import from_thread, in_executor
@@ -64,6 +65,8 @@ class ResultLines:
         self.usage = NO_USAGE
         self.copies = 0
         """How many requests have the answer of another one."""
+        self.errors = ErrorCounter()
+        """Why lines are in the error file."""
 
     def __enter__(self) -> Self:
         return self
@@ -153,6 +156,7 @@ class ResultLines:
         outcomes: npt.NDArray[np.uint8],
         lines: list[bytes],
     ) -> None:
+        self.errors.add(lines[each] for each in np.flatnonzero(outcomes == Outcome.ERROR).tolist())
         lengths = np.fromiter(map(len, lines), dtype=np.uint32, count=len(lines))
         self._lengths[ordinals] = lengths
         self._outcomes[ordinals] = outcomes

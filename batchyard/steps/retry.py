@@ -107,7 +107,7 @@ async def accept_retry(
         input_file_id=file.id,
         metadata=batch.metadata,
         options=msgspec.structs.replace(
-            options, urls=url_facts(places.output, places.error), parts=()
+            options, urls=url_facts(places.output, places.error), parts=(), error_counts=()
         ),
         locations=places.to_text(receivers),
         priority=batch.priority,

@@ -12,11 +12,16 @@ import pytest
 
 from batchyard import errors
 from batchyard.cli.exit_status import MEANINGS, ExitStatus, exit_status
+from batchyard.lifecycle import BatchStatus
+from batchyard.wire import RequestCounts
+from tests.cli.conftest import with_store
+from tests.contract.store.samples import begun_batch, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from batchyard.store import BatchRecord, Store
     from tests.cli.conftest import Ended
 
     Run = Callable[..., Ended]
@@ -88,6 +93,29 @@ def test_every_error_of_the_tree_has_its_status() -> None:
 
 def test_every_status_has_a_meaning() -> None:
     assert list(MEANINGS) == list(ExitStatus)
+
+
+@pytest.mark.parametrize(
+    ("words", "counts", "status"),
+    [
+        (["watch"], RequestCounts(10, 10), 0),
+        (["watch"], RequestCounts(10, 1, 9), 0),
+        (["watch"], RequestCounts(10, 0, 10), 1),
+        (["results", "--follow"], RequestCounts(10, 1, 9), 0),
+        (["results", "--follow"], RequestCounts(10, 0, 10), 1),
+    ],
+)
+def test_a_command_that_waits_for_a_batch_fails_if_none_of_its_requests_succeeded(
+    alone: Run, words: list[str], counts: RequestCounts, status: int
+) -> None:
+    """As they do for a batch that is not completed. `run` is in test_run.py."""
+
+    async def work(store: Store) -> BatchRecord:
+        batch = await begun_batch(store)
+        await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        return await finish(store, batch.id, BatchStatus.COMPLETED, counts=counts)
+
+    assert alone(*words, with_store(work).id).status == status
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,23 @@ def test_a_refused_request_is_a_line_of_the_error_file(
     assert f"errors    {terminal.folder / 'out.errors.jsonl'}" in ended.stderr
 
 
+def test_a_batch_of_which_nothing_succeeded_ends_with_1_and_says_why(
+    terminal: Terminal, here: Run, serve_stub: Callable[..., str]
+) -> None:
+    """Its files are written all the same; to repeat the command with --resume changes nothing."""
+    refused = Fault(FaultKind.ANSWER, status=422)
+    words = ("--engine-url", serve_stub(faults=[refused]))
+    ended = here("run", "-i", "in.jsonl", "-o", "out.jsonl", *words)
+    assert ended.status == 1
+    assert "  requests  0 succeeded, 3 failed, 3 in all\n            3 × 422 " in ended.stderr
+    assert ids(terminal.read("out.errors.jsonl")) == ALL
+    again = here("run", "--resume", ended.batch_id, *words)
+    assert again.status == 1
+    assert "            3 × 422 " in again.stderr
+    shown = here("show", ended.batch_id)
+    assert (shown.status, "            3 × 422 " in shown.stdout) == (0, True)
+
+
 def test_e_says_where_the_error_file_goes(
     terminal: Terminal, here: Run, serve_stub: Callable[..., str]
 ) -> None:

@@ -148,12 +148,14 @@ async def test_the_report_shows_counts_tokens_and_files(
     refused = Fault(FaultKind.ANSWER, lambda body: b'"q 3"' in body, status=400)
     async with open_yard(StubEngine(faults=[refused])) as services:
         batch_id = await create(services, tmp_path, request_lines(10))
-        await process_batch(batch_id, return_state=True)
+        state = await process_batch(batch_id, return_state=True)
         batch = await services.store.batches.get(batch_id)
+    assert state.message.startswith("completed: 9 of 10 requests succeeded, 1 failed: 1 × 400")
     artifacts = await artifacts_of(batch.flow_run_id)
     report = artifacts["markdown"]
     assert "| Succeeded | 9 |" in report
     assert "| Failed | 1 |" in report
+    assert "| Failed with | 1 × 400" in report
     assert f"{batch.usage.input_tokens:,}" in report
     assert str(batch.output_file_id) in report
     assert str(batch.error_file_id) in report

@@ -10,17 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from sqlalchemy import update
 
 from batchyard.api.errors import ApiError
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectTooLarge, RecordNotFound, StorageError, StorageUnavailable
+from batchyard.files.failures import find, grouped_refusals
+from batchyard.line_errors import ErrorCount
 from batchyard.page import static_files
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
-from batchyard.page.failures import find, grouped_refusals
 from batchyard.page.html import render
 from batchyard.page.new_batch import estimate_of, first_url, windows_of
 from batchyard.page.one_batch import batch_page
@@ -285,6 +287,26 @@ async def test_blank_lines_count_for_the_numbers_of_failed_lines(services: Servi
     numbers = {line.custom_id: line.number for line in group.lines}
     assert (group.count, numbers["item-4"], numbers["item-94"]) == (7, 2, 5)
     assert numbers["item-184"] is None
+
+
+async def test_the_counts_are_of_all_lines_and_stay_when_the_file_of_them_is_deleted(
+    services: Services,
+) -> None:
+    """Only the messages and the names of lines go with it."""
+    batch = await samples.ended(services, "x", tenant="one")
+    (head,) = (await find(services, batch)).groups
+    counts = (ErrorCount(head.code, 9_000), ErrorCount("503", 2))
+    options = msgspec.structs.replace(batch.options, error_counts=counts)
+    await rewrite(services.store, batch.id, options=options)
+    batch = await services.store.batches.get(batch.id)
+    found = await find(services, batch)
+    assert [(group.code, group.count) for group in found.groups] == [(head.code, 9_000), ("503", 2)]
+    assert found.groups[0].sample == head.sample
+    assert found.groups[0].more == 9_000 - len(head.lines)
+    assert not found.is_partial
+    await services.store.files.delete(str(batch.error_file_id))
+    found = await find(services, batch)
+    assert [(group.count, group.sample) for group in found.groups] == [(9_000, ""), (2, "")]
 
 
 async def test_errors_and_answers_are_shown_although_the_input_was_deleted(

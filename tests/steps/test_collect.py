@@ -9,6 +9,7 @@ import pytest
 
 from batchyard.errors import EngineStartFailed
 from batchyard.lifecycle import BatchStatus
+from batchyard.line_errors import count_words
 from batchyard.results import NoAnswerCode, answered, unanswered
 from batchyard.services.keys import file_key, segment_key, stage_prefix
 from batchyard.services.segments import decode_entries, encode_entry, put_bytes
@@ -280,3 +281,19 @@ async def test_result_files_are_their_batchs_tenants(yard: Yard) -> None:
     files = yard.services.store.files
     for file_id in (batch.output_file_id, batch.error_file_id):
         assert (await files.get(str(file_id))).tenant == "search"
+
+
+async def test_a_batch_that_has_ended_knows_how_many_lines_failed_with_what(yard: Yard) -> None:
+    """Each line once, and those without an answer too."""
+    batch_id = await yard.prepared(lines(6))
+    busy = b'{"error":{"message":"question 1","type":"server_error"}}'
+    failed = [encode_entry(n, answered(f"id-{n}", "r", 503, busy)) for n in (1, 2, 3)]
+    timeout = encode_entry(4, unanswered("id-4", NoAnswerCode.TIMEOUT))
+    await write_segment(yard, batch_id, 1, answer(0), *failed)
+    await write_segment(yard, batch_id, 2, *failed, timeout)
+    batches = yard.services.store.batches
+    await batches.advance(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
+    batch = await end(yard, batch_id)
+    counts = batch.options.error_counts
+    assert count_words(counts) == "3 × 503 server_error, 1 × batch_cancelled, 1 × request_timeout"
+    assert "question" not in str(batch.options)

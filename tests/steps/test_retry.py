@@ -184,6 +184,10 @@ async def test_failed_lines_succeed_in_a_retry_of_a_retry_each_exactly_once(yard
     second = await yard.finish(await retry_batch(yard.services, first.id))
     third = await yard.finish(await retry_batch(yard.services, second.id))
     assert (first.counts.failed, second.counts.failed, third.counts.failed) == (6, 3, 0)
+    counts = [
+        [each.count for each in batch.options.error_counts] for batch in (first, second, third)
+    ]
+    assert counts == [[6], [3], []]
     assert (second.retry_of, third.retry_of) == (first.id, second.id)
     found = await successes(yard, first.id, second.id, third.id)
     assert sorted(found) == sorted(f"id-{n}" for n in range(30))

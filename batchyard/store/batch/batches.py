@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from batchyard.batch_error import BatchError
     from batchyard.lengths import LengthClass
+    from batchyard.line_errors import ErrorCount
     from batchyard.prices import Prices
     from batchyard.roots import Roots
     from batchyard.store.batch.rows import NewBatch
@@ -379,6 +380,7 @@ class Batches(Aggregate):
         error: NewFile | None,
         stages: Sequence[NewFile] = (),
         counts: RequestCounts,
+        error_counts: Sequence[ErrorCount] = (),
         usage: BatchUsage,
         deduplicated_requests: int = 0,
         undelivered: Mapping[str, str] | None = None,
@@ -391,9 +393,9 @@ class Batches(Aggregate):
         ``again``: those URLs of clients to which the outbox delivers it. ``stages``: the files of
         its earlier stages.
 
-        The files' bytes are already durable. Of ``counts`` the total is not written again: it
-        is what ``begin`` said. ``errors`` say why it failed. Raises
-        :class:`~batchyard.errors.IllegalTransition` for a ``target`` that is no end, and
+        The files' bytes are already durable. ``error_counts`` says why lines failed, ``errors``
+        why the batch did. Of ``counts`` the total is not written again: it is what ``begin`` said.
+        Raises :class:`~batchyard.errors.IllegalTransition` for a ``target`` that is no end, and
         :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: another
         process makes the files.
         """
@@ -401,11 +403,16 @@ class Batches(Aggregate):
             raise IllegalTransition(f"To finish a batch is not to make it {target.value}.")
         if epoch is not None:
             await check_epoch(connection, batch_id, epoch)
+        values: dict[str, Any] = {}
+        if error_counts:
+            options = (await load_batch(connection, batch_id)).options
+            values = {"options": replace(options, error_counts=tuple(error_counts))}
         record = await end_batch(
             connection,
             batch_id,
             target,
             self._prices,
+            **values,
             output_file_id=output and output.id,
             errors=None if errors is None else tuple(errors),
             error_file_id=error and error.id,

@@ -6,6 +6,7 @@ import msgspec
 
 from batchyard.batch_error import InputPart
 from batchyard.batch_options import OnInvalid, Validation
+from batchyard.line_errors import ErrorCount
 from batchyard.output_rules import OnInvalidOutput
 
 
@@ -49,3 +50,5 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """Its input is made of a dataset by a template."""
     adapters: tuple[str, ...] = ()
     """Adapters of its model that its lines name, known once it is planned."""
+    error_counts: tuple[ErrorCount, ...] = ()
+    """Why lines of it failed, once it has ended: the commonest first."""

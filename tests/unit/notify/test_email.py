@@ -12,6 +12,7 @@ import pytest
 
 from batchyard.batch_error import BatchError
 from batchyard.lifecycle import BatchStatus
+from batchyard.line_errors import ErrorCount
 from batchyard.notify.email import GivenUp, batch_email, given_up_email
 from batchyard.wire import BatchErrors, RequestCounts
 from tests.unit.notify.batches import BATCH_ID, ended_batch
@@ -49,6 +50,13 @@ def part(message: EmailMessage, kind: str) -> str:
     text = body.get_content()
     assert isinstance(text, str)
     return text.replace("\r\n", "\n")
+
+
+def test_why_lines_failed_is_said_by_codes_and_counts() -> None:
+    errors = (ErrorCount("503 server_error", 1_063), ErrorCount("request_timeout", 2))
+    text = part(email_of(ended_batch(), errors=errors), "plain")
+    assert "Failed with  1,063 × 503 server_error, 2 × request_timeout\n" in text
+    assert "Failed with" not in part(email_of(ended_batch()), "plain")
 
 
 class Elements(HTMLParser):

@@ -1,16 +1,16 @@
 """The failed lines of a batch, grouped by their code, and answers to look at.
 
 While it runs, both come from the newest segments, which do not know the numbers of lines: they
-count neither blank lines nor bad ones that were left out. Afterwards both come from the first
-megabytes of its files. Neither is all of a large batch, and the page says so.
+count neither blank lines nor bad ones that were left out. That is not all of a large batch, and the
+page says so. Afterwards the batch's row has the counts of all failed lines, and messages, names and
+answers come from the first megabytes of its files.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ import msgspec
 from batchyard.errors import ObjectNotFound, RecordNotFound, StorageError
 from batchyard.framing import custom_id_of, read_lines
 from batchyard.lifecycle import TERMINAL
+from batchyard.line_errors import error_of
 from batchyard.results import LineHead, Outcome, head_of
 from batchyard.services.keys import chunk_prefix
 from batchyard.services.segments import decode_entries, read_object
@@ -109,7 +110,20 @@ async def find(services: Services, batch: BatchRecord) -> Findings:
                 return await _of_files(services, batch)
             return await _of_segments(services, batch)
         except (StorageError, ValueError, RecursionError):
-            return Findings()  # it cannot be read now, or is damaged
+            # It cannot be read now, or is damaged.
+            return Findings(_with_all_counts([], batch))
+
+
+async def errors_by_code(services: Services, batch: BatchRecord) -> list[Group]:
+    """Why its lines failed. While the batch runs: the newest of them, see :func:`find`."""
+    if batch.status not in TERMINAL:
+        return (await find(services, batch)).groups if batch.failed else []
+    lines: list[bytes] = []
+    if batch.options.error_counts:
+        with suppress(StorageError):
+            lines = (await _head_of(services, batch.error_file_id, MOST_BYTES)).lines
+    groups = await in_thread(_grouped, [(line, None) for line in lines])
+    return _with_all_counts(groups, batch)
 
 
 def grouped_refusals(errors: Iterable[BatchError]) -> list[Group]:
@@ -124,13 +138,29 @@ def grouped_refusals(errors: Iterable[BatchError]) -> list[Group]:
 async def _of_files(services: Services, batch: BatchRecord) -> Findings:
     errors = await _head_of(services, batch.error_file_id, MOST_BYTES)
     groups: list[Group] = []
+    counts = batch.options.error_counts
     if errors.data:
         source = await _head_of(services, batch.input_file_id, _INPUT_BYTES)
         # In a thread: it takes a fraction of a second, in which others want answers.
         groups = await in_thread(_groups_in, errors.lines, source.data)
     output = await _head_of(services, batch.output_file_id, _SEGMENT_BYTES // 4)
     answers = [_answer(line) for line in output.lines[:_ANSWERS]]
-    return Findings(groups, errors.is_cut, answers)
+    return Findings(_with_all_counts(groups, batch), errors.is_cut and not counts, answers)
+
+
+def _with_all_counts(groups: list[Group], batch: BatchRecord) -> list[Group]:
+    """With the counts of all lines, where the batch has them: ``groups`` are of the first ones."""
+    if not batch.options.error_counts:
+        return groups
+    found = {group.code: group for group in groups}
+    return [
+        replace(
+            found.get(each.code, Group(each.code, "")),
+            count=each.count,
+            more=each.count - len(found[each.code].lines) if each.code in found else 0,
+        )
+        for each in batch.options.error_counts
+    ]
 
 
 class _Head(NamedTuple):
@@ -226,7 +256,7 @@ def _whole_lines(segment: bytes) -> Iterator[tuple[Outcome, bytes]]:
 def _grouped(lines: Iterable[tuple[bytes, int | None]]) -> list[Group]:
     groups: dict[str, Group] = {}
     for line, number in lines:
-        code, message = _code_and_message(_decode(line))
+        code, message = error_of(line)
         group = groups.setdefault(code, Group(code, message[:_MOST_TEXT_CHARS]))
         group.add(FailedLine(custom_id_of(line), number))
     return _sorted(groups.values())
@@ -234,23 +264,6 @@ def _grouped(lines: Iterable[tuple[bytes, int | None]]) -> list[Group]:
 
 def _sorted(groups: Iterable[Group]) -> list[Group]:
     return sorted(groups, key=lambda group: (-group.count, group.code))
-
-
-def _code_and_message(line: Any) -> tuple[str, str]:
-    """The error of a line: ours, or that of the engine's answer; an engine may answer anything."""
-    found: defaultdict[str, Any] = defaultdict(lambda: None, line)
-    response, error = found["response"], found["error"]
-    status = ""
-    if isinstance(response, dict):
-        status = str(response.get("status_code", ""))
-        body = response.get("body")
-        error = body.get("error", body) if isinstance(body, dict) else body
-    if not isinstance(error, dict):
-        return status or "error", str(error)
-    code, kind = error.get("code"), error.get("type")
-    # Engines write the status there.
-    name = kind if not code or str(code) == status else code
-    return f"{status} {name or ''}".strip() or "error", str(error.get("message", ""))
 
 
 def _answer(line: bytes) -> Answer:
