@@ -150,7 +150,8 @@ class Everything:
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
                 "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASE_STORAGE,
                 "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-                "PREFECT_SERVER_UI_API_URL": self._prefect_url,
+                # A path: a browser may reach this server by another port, through a tunnel.
+                "PREFECT_SERVER_UI_API_URL": "/api",
                 "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
                 "PREFECT_WORKER_QUERY_SECONDS": "1",
             }

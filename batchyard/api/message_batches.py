@@ -141,8 +141,8 @@ async def list_message_batches(
         )
     except RecordNotFound:
         raise ApiError(400, "'after_id' and 'before_id' must be ids of Message Batches.") from None
-    now, address = await services.store.database.now(), services.settings.public_url or ""
-    data = [to_message_batch(each, now=now, address=address) for each in page]
+    now = await services.store.database.now()
+    data = [to_message_batch(each, now=now) for each in page]
     return JsonResponse(
         MessageBatchList(
             data=data,
@@ -214,10 +214,8 @@ async def stream_message_results(message_batch_id: str, caller: Authenticated) -
 
 
 async def _answer(caller: Caller, batch: BatchRecord) -> JsonResponse[MessageBatch]:
-    services = caller.services
-    now = await services.store.database.now()
-    address = services.settings.public_url or ""
-    return JsonResponse(to_message_batch(batch, now=now, address=address))
+    now = await caller.services.store.database.now()
+    return JsonResponse(to_message_batch(batch, now=now))
 
 
 async def _found(caller: Caller, message_batch_id: str) -> BatchRecord:

@@ -77,11 +77,11 @@ def batch_id_of(message_batch_id: str) -> str:
     return _OURS + message_batch_id.removeprefix(_PREFIX)
 
 
-def to_message_batch(batch: BatchRecord, *, now: float, address: str) -> MessageBatch:
+def to_message_batch(batch: BatchRecord, *, now: float) -> MessageBatch:
     """The batch as Anthropic's clients see it.
 
-    ``now``: Unix seconds. ``address``: of this API, as far as it is known; empty: ``results_url``
-    is a path, which the SDKs read relative to their own.
+    ``now``: Unix seconds. ``results_url`` is a path, which the SDKs append to their own base URL:
+    they send their key with it, and only they know by which address they reach this API.
     """
     name, end = message_batch_id(batch.id), ended_at(batch)
     archived_at = _archived_at(batch, end, now)
@@ -95,7 +95,7 @@ def to_message_batch(batch: BatchRecord, *, now: float, address: str) -> Message
         expires_at=_moment(batch.expires_at),
         archived_at=_moment_if(archived_at),
         cancel_initiated_at=_moment_if(batch.cancelling_at),
-        results_url=f"{address}{BATCHES_PATH}/{name}/results" if has_results else None,
+        results_url=f"{BATCHES_PATH}/{name}/results" if has_results else None,
     )
 
 

@@ -106,9 +106,18 @@ def cookie_name(request: Request, name: str) -> str:
     return f"__Host-{name}" if _is_https(request) else name
 
 
+def site_of(request: Request) -> str:
+    """The address that the browser has loaded the page from, for commands that the page shows.
+
+    Keys are sent there, so a proxy that ends TLS must not make it ``http://``.
+    """
+    scheme = "https" if _is_https(request) else "http"
+    return f"{scheme}://{request.base_url.netloc}"
+
+
 def _is_https(request: Request) -> bool:
     # uvicorn trusts only the configured proxies. A client that sends this header itself changes
-    # only its own cookie.
+    # only what is its own: a cookie, or commands on its page.
     forwarded = request.headers.get("x-forwarded-proto", "").split(",")[0].strip().lower()
     return request.url.scheme == "https" or forwarded == "https"
 

@@ -8,7 +8,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
 
 from batchyard.api.errors import ApiError
-from batchyard.api.session import PageCaller  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.api.session import (
+    PageCaller,
+    site_of,
+)
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.one_batch import BatchPage, batch_page
@@ -107,10 +110,11 @@ async def _batch(request: Request, caller: Caller, batch_id: str) -> BatchPage:
     tenant = caller.sees_tenant
 
     async def ask() -> BatchPage | None:
-        return await batch_page(caller.services, batch_id, tenant, str(request.base_url))
+        return await batch_page(caller.services, batch_id, tenant, site)
 
-    # By host name as well: the page shows commands with the address that it was loaded from.
-    question = ("batch", tenant, batch_id, request.base_url.netloc)
+    # By address as well: the page shows commands with the one that it was loaded from.
+    site = site_of(request)
+    question = ("batch", tenant, batch_id, site)
     found = await answers_of(request).get(question, ask)
     if found is None:
         raise ApiError(404, f"No batch found with id '{batch_id}'.")

@@ -13,7 +13,7 @@ _CURL: Final = 'curl -H "Authorization: Bearer $OPENAI_API_KEY"'
 
 def snippets_of(batch: BatchRecord, base_url: str) -> list[tuple[str, str]]:
     """Name and text of each; ``base_url`` is where this page was loaded from."""
-    url = f"{base_url.rstrip('/')}/v1"
+    url = f"{base_url}/v1"
     has_output = batch.output_file_id is not None
     curl = f"{_CURL} \\\n{shlex.quote(f'{url}/batches/{batch.id}')}"
     python = [

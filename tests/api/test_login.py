@@ -13,9 +13,11 @@ from fastapi import Request  # noqa: TC002 — FastAPI reads it at run time
 from batchyard.api.app import create_app
 from batchyard.api.session import PageCaller, csrf_of, csrf_token, local_path, read_form
 from batchyard.errors import AccessDenied, StorageFull, StoreUnavailable
+from batchyard.lifecycle import BatchStatus
 from batchyard.page.failed_logins import MOST_FAILURES, WINDOW_SECONDS, FailedLogins
 from batchyard.services.services import open_services
 from batchyard.store.tenant.sessions import _SESSIONS
+from tests.contract.store.samples import batch_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -176,6 +178,12 @@ async def test_behind_https_the_cookie_is_secure_and_this_hosts(
         for name, status in ((f"__Host-{COOKIE}", 200), (COOKIE, 303)):
             page = await browser.get("/test/page", headers={"cookie": f"{name}={token}"})
             assert page.status_code == status
+        # Users copy its commands, which send their key there.
+        batch = await batch_in(services.store, BatchStatus.COMPLETED, tenant="one")
+        cookie = {"cookie": f"__Host-{COOKIE}={token}"}
+        page = await browser.get(f"/batches/{batch.id}", headers=cookie)
+        assert "https://test/v1" in page.text
+        assert "http://test" not in page.text
 
 
 async def test_a_link_logs_in_once(browser: httpx.AsyncClient, services: Services) -> None:

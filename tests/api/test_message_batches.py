@@ -6,10 +6,11 @@ import asyncio
 import io
 import json
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anthropic
 import httpx
+import httpx2
 import pytest
 
 from batchyard.api.errors import ApiError
@@ -521,14 +522,46 @@ async def test_openais_route_takes_batches_of_messages_as_well(
     assert json.loads(output.text)["response"]["body"]["type"] == "message"
 
 
-async def test_a_public_address_makes_the_results_url_absolute(
+class Gateway(httpx2.AsyncBaseTransport):
+    """Passes on what begins with its own address, and is the only way to the API from outside."""
+
+    ADDRESS: Final = "https://gateway.example/anthropic"
+
+    def __init__(self, api: Api) -> None:
+        self._to = api.url.removesuffix("/v1")
+        self._client = httpx2.AsyncClient()
+        self.asked: list[str] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.asked.append(str(request.url))
+        assert str(request.url).startswith(f"{self.ADDRESS}/")
+        url = str(request.url).replace(self.ADDRESS, self._to)
+        headers = [(name, value) for name, value in request.headers.items() if name != "host"]
+        answer = await self._client.request(
+            request.method, url, headers=headers, content=await request.aread()
+        )
+        return httpx2.Response(answer.status_code, content=answer.content)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+async def test_results_are_read_by_the_address_that_the_client_has(
     api: Api, services: Services
 ) -> None:
-    batch = await batch_in(services.store, BatchStatus.COMPLETED, tenant="one", message_requests=10)
-    name = f"msg{batch.id}"
-    path = f"/v1/messages/batches/{name}/results"
-    with api.http() as http:
-        assert http.get(f"/messages/batches/{name}").json()["results_url"] == path
-        api.settings.public_url = "https://batches.example.org"
-        shown = http.get(f"/messages/batches/{name}").json()["results_url"]
-    assert shown == f"https://batches.example.org{path}"
+    """A tunnel, a port mapping or a gateway: browsers have another one, and the key goes along."""
+    api.settings.public_url = "https://batches.example.org"
+    async with (
+        httpx2.AsyncClient(transport=(gateway := Gateway(api))) as http,
+        anthropic.AsyncAnthropic(
+            base_url=gateway.ADDRESS, api_key=api.key, max_retries=0, http_client=http
+        ) as client,
+    ):
+        batch = await created(client, "good")
+        async with runners(services):
+            found = await ended(client, batch.id)
+        (listed,) = (await client.messages.batches.list()).data
+        assert list(await results(client, batch.id)) == ["id-0"]
+    path = f"/v1/messages/batches/{batch.id}/results"
+    assert found.results_url == listed.results_url == path
+    assert gateway.asked[-1] == f"{gateway.ADDRESS}{path}"
