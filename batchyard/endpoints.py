@@ -143,6 +143,13 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     "/pooling": _POOLING,
 }
 """Path → endpoint, in the order in which they are listed to users."""
+COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+"""For live requests only: the answer is the length of a prompt, and nothing is generated."""
+LIVE: Final = (
+    *(path for path, each in ENDPOINTS.items() if path.startswith("/v1/") and not each.needs_file),
+    COUNT_TOKENS,
+)
+"""The endpoints for live requests: those that need no form with a file."""
 IN_VLLM: Final = frozenset(path for path, endpoint in ENDPOINTS.items() if endpoint.in_vllm)
 """What engines of ours may serve."""
 

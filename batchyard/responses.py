@@ -6,6 +6,7 @@ the engine's own object under our id.
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +47,15 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "user": None,
 }
 """What of a request is shown before the engine has answered, and what stands for its absence."""
+
+_ITEM_IDS: Final = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+"""The beginnings of items' ids, by their types."""
+_INPUT_TEXT: Final = {"type": "input_text"}
 
 
 class ResponseStatus(StrEnum):
@@ -116,6 +126,37 @@ def given_object(response_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         "previous_response_id": None,
         "store": True,
     }
+
+
+def input_items(response_id: str, line: bytes) -> list[dict[str, Any]]:
+    """The input of a response, whose input line is ``line``, as OpenAI's list of items has it.
+
+    A text is one message of the user's. An item without an id gets one that is always the same.
+    """
+    given = _parse(line)["body"].get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    found = items if isinstance(items, list) else []
+    return [
+        _item(response_id, number, item)
+        for number, item in enumerate(found)
+        if isinstance(item, dict)
+    ]
+
+
+def _item(response_id: str, number: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    kind = given.get("type") or "message"
+    item = {"type": kind, **given}
+    if not isinstance(given.get("id"), str) or not given["id"]:
+        prefix = _ITEM_IDS.get(kind, "item") if isinstance(kind, str) else "item"
+        digest = hashlib.sha256(f"{response_id} {number}".encode()).hexdigest()
+        item["id"] = f"{prefix}_{digest[:32]}"
+    if kind == "message":
+        item.setdefault("status", "completed")
+        if isinstance(text := given.get("content"), str):
+            is_answer = given.get("role") == "assistant"
+            part = {"type": "output_text", "annotations": []} if is_answer else _INPUT_TEXT
+            item["content"] = [{**part, "text": text}]
+    return item
 
 
 def response_object(

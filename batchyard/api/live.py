@@ -18,9 +18,9 @@ from batchyard.api.body import parse_large_object, read_within
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.live_engines import LiveDirectory
 from batchyard.api.live_exchange import LiveExchange, LiveRequest, unavailable
-from batchyard.api.message_errors import is_for_messages
+from batchyard.api.message_errors import MESSAGES, is_for_messages
 from batchyard.api.route import HEADERS, Route, may_refuse
-from batchyard.endpoints import ENDPOINTS
+from batchyard.endpoints import COUNT_TOKENS, LIVE
 from batchyard.engine.middleware.cache_salt import spliced
 from batchyard.live_answers import asking_for_usage, hides_usage
 from batchyard.printable import printable
@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
 
 PREFIX: Final = "/v1"
-PATHS: Final = tuple(
-    path
-    for path, endpoint in ENDPOINTS.items()
-    if path.startswith(f"{PREFIX}/") and not endpoint.needs_file
-)
-"""The endpoints for live requests: those that need no form with a file."""
 _BUSY_RETRY_AFTER_SECONDS: Final = 1
 _SHOWN_CHARS: Final = 100
 
@@ -165,6 +159,8 @@ def _check_body(services: Services, path: str, raw: bytes, body: dict[str, Any])
             code="invalid_type",
         )
     policy = services.settings.bodies.to_policy()
+    # Its prompt is a message's, for which the same rules hold.
+    path = MESSAGES if path == COUNT_TOKENS else path
     # As within a line, which has one brace more.
     braces, brackets = raw.count(b"{") + 1, raw.count(b"[")
     for refusal in policy.refusals(path, body, len(raw), braces, brackets):
@@ -212,7 +208,7 @@ BODY: Final[dict[str, Any]] = {
 
 
 def _add_routes() -> None:
-    for path in PATHS:
+    for path in LIVE:
         if path == RESPONSES:
             continue  # it has a way into the background as well, and a module of its own
         router.add_api_route(

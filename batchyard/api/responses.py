@@ -6,19 +6,29 @@ A request without ``background`` is a live one, and :mod:`batchyard.api.live` an
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, Literal
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
 
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.body import BodyPlaces, parse_large_object, read_within
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.live import ANSWERS, BODY, pass_on
+from batchyard.api.pages import (
+    DEFAULT_LISTED,
+    MOST_LISTED,
+    After,
+    known_cursor,
+    limit_schema,
+    read_paging,
+)
 from batchyard.api.route import HEADERS, Route
 from batchyard.errors import (
+    ObjectNotFound,
     RecordNotFound,
     RequestRefused,
     StorageLimitExceeded,
@@ -26,15 +36,24 @@ from batchyard.errors import (
     WindowUnattainable,
 )
 from batchyard.files.delete import delete_file
+from batchyard.files.found_lines import whole_lines
+from batchyard.framing import custom_id_of
 from batchyard.lifecycle import TERMINAL
 from batchyard.printable import printable
-from batchyard.responses import ANSWERED, ResponseStatus, answered_object, response_object
+from batchyard.responses import (
+    ANSWERED,
+    ResponseStatus,
+    answered_object,
+    input_items,
+    response_object,
+)
 from batchyard.steps.accept_response import accept_response, window_of
 from batchyard.wire import result_file_id
 
 if TYPE_CHECKING:
     from batchyard.api.auth import Caller
     from batchyard.services.services import Services
+    from batchyard.storage.base import Storage
     from batchyard.store import ResponseRecord
 
 _PLACES: Final = BodyPlaces(16)
@@ -100,6 +119,47 @@ async def retrieve_response(
     return JsonResponse(await _object(request, record))
 
 
+@router.get(
+    "/{response_id}/input_items",
+    summary="List the input of a background response",
+    responses={
+        200: {
+            "description": "One page of input items.",
+            "headers": HEADERS,
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        }
+    },
+)
+async def list_input_items(
+    response_id: str,
+    caller: Authenticated,
+    limit: Annotated[str | None, limit_schema(MOST_LISTED, DEFAULT_LISTED)] = None,
+    after: After = None,
+    order: Annotated[str | None, Query(description="`asc` or, by default, `desc`.")] = None,
+) -> Response:
+    """What was given as `input`, as items. A text is one message with the role `user`."""
+    asked = {"limit": limit, "after": after, "order": order}
+    paging = read_paging(asked, most=MOST_LISTED, default=DEFAULT_LISTED)
+    await caller.services.store.responses.get(response_id, caller.tenant)
+    async with _PLACES.of(caller.tenant):
+        items = input_items(response_id, await _input_line(caller.services, response_id))
+    if paging.order == "desc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    with known_cursor(paging):
+        start = 0 if paging.after is None else _place_of(paging.after, ids) + 1
+    data = items[start : start + paging.limit]
+    page = {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + len(data) < len(items),
+    }
+    # Not msgspec, which cannot write the large integers that it reads.
+    return Response(json.dumps(page), media_type="application/json")
+
+
 @router.post("/{response_id}/cancel", summary="Cancel a background response", responses=_OBJECT)
 async def cancel_response(response_id: str, request: Request, caller: Authenticated) -> Response:
     """Cancel the response. One that has ended stays as it is, and is the answer all the same."""
@@ -120,6 +180,41 @@ async def delete_response(
         await _stop_batch(request, record)
         await _delete_files(services, record)
     return JsonResponse(ResponseDeleted(id=response_id))
+
+
+async def _input_line(services: Services, response_id: str) -> bytes:
+    """The response as a line of an input file. Raises 404 where it is no longer kept."""
+    store = services.store
+    # First, because it moves from the row into the file of a batch.
+    line = await store.responses.line(response_id)
+    if line is None:
+        record = await store.responses.get(response_id)
+        if record.batch_id is not None:
+            batch = await store.batches.get(record.batch_id)
+            with contextlib.suppress(RecordNotFound, ObjectNotFound):
+                file = await store.files.get(batch.input_file_id)
+                line = await _line_of(services.storage, file.storage_key, response_id)
+    if line is None:
+        raise ApiError(404, f"The input of the response '{response_id}' is no longer kept.")
+    return line
+
+
+async def _line_of(storage: Storage, key: str, custom_id: str) -> bytes | None:
+    name = custom_id.encode()
+    found = [
+        line
+        async for lines in whole_lines(storage.get(key))
+        for line in lines
+        # The first is faster, and also finds a prompt that has the name.
+        if name in line and custom_id_of(line) == custom_id
+    ]
+    return found[0] if found else None
+
+
+def _place_of(item_id: str, ids: list[str]) -> int:
+    if item_id not in ids:
+        raise RecordNotFound("There is no such item.")
+    return ids.index(item_id)
 
 
 async def _accept(request: Request, caller: Caller, body: dict[str, Any]) -> Response:

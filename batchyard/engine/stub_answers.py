@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchyard.endpoints import ENDPOINTS
+from batchyard.endpoints import COUNT_TOKENS, ENDPOINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -67,7 +67,7 @@ def answer_to(
             request = _Body(model=form.pop("model", (None, b""))[1].decode())
             # The boundary is another each time; the answer is not to be.
             body = repr(sorted(form.items())).encode()
-        elif ENDPOINTS[path].needs_file:
+        elif path in ENDPOINTS and ENDPOINTS[path].needs_file:
             return 400, _error("BadRequestError", 400, "a form is needed")
         else:
             request = _decoder.decode(body)
@@ -206,6 +206,11 @@ def _message(request: _Body, body: bytes) -> Json:
             "output_tokens": usage["completion_tokens"],
         },
     }
+
+
+def _token_count(_: _Body, body: bytes) -> Json:
+    count = len(body) // 4
+    return {"input_tokens": count, "context_management": {"original_input_tokens": count}}
 
 
 def _items(value: Any) -> list[Any]:
@@ -363,7 +368,8 @@ _SHAPES: dict[str, Callable[[_Body, bytes], Json]] = {
     "/v1/videos": _video,
     "/v1/classify": _classes,
     "/classify": _classes,
+    COUNT_TOKENS: _token_count,
 }
-ANSWERS = {path: _SHAPES.get(path, _pooled) for path in ENDPOINTS}
+ANSWERS = {path: _SHAPES.get(path, _pooled) for path in (*ENDPOINTS, COUNT_TOKENS)}
 """How each endpoint is answered: like vLLM's ``/pooling`` where it has no shape of its own."""
 _NAMED = re.compile(r'name="([^"]*)"(?:; filename="([^"]*)")?')

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from batchyard import metric_families as families
+from batchyard.endpoints import COUNT_TOKENS
 from batchyard.store import LiveUse
 from batchyard.wire import NO_USAGE, TokenUsage
 
@@ -60,11 +61,11 @@ class LiveCounts:
     ) -> TokenUsage:
         """Count a request, and return what it used.
 
-        Nothing, where the engine was lost; where the client left, an estimate of what was made
-        for it until then.
+        Nothing, where the engine was lost or only counts tokens; where the client left, an estimate
+        of what was made for it until then.
         """
         used = NO_USAGE
-        if outcome is Outcome.LEFT:
+        if outcome is Outcome.LEFT and endpoint != COUNT_TOKENS:
             used = meter.estimate()
         elif outcome is not Outcome.LOST:
             used = meter.usage

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import aiohttp
 from aiohttp import web
 
-from batchyard.endpoints import ENDPOINTS
+from batchyard.endpoints import LIVE
 from batchyard.engine.vllm import is_healthy, private_folder
 from batchyard.errors import EngineLost, StoreError
 from batchyard.live_answers import (
@@ -213,7 +213,7 @@ class LiveRequests:
         given = request.headers.get("authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, f"Bearer {self._secret}".encode()):
             return web.Response(status=401)
-        if request.path not in ENDPOINTS:
+        if request.path not in LIVE:
             return web.Response(status=404)
         server = self._engine.live_server
         if server is None or not self._has_room:

@@ -195,6 +195,34 @@ async def test_anthropics_client_is_answered_and_counted_too(
     assert (total.is_live, total.requests, total.output_tokens) == (True, 2, 8)
 
 
+async def test_tokens_are_counted_by_the_engine_and_use_none(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    """Within the same rules as the request itself: the engine renders its prompt."""
+    address = api.url.removesuffix("/v1")
+    client = anthropic.AsyncAnthropic(base_url=address, api_key=api.key, max_retries=0)
+    other = anthropic.AsyncAnthropic(base_url=address, api_key=api.other_key, max_retries=0)
+    await services.store.tenants.set_quota("other", Quota(max_live_requests=0))
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "system": "Be brief."}
+    source = {"type": "url", "url": "http://169.254.169.254/"}
+    fetching = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    async with serving(services, tmp_path):
+        counted = await client.messages.count_tokens(**asked)
+        assert counted.input_tokens > 0
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await client.messages.count_tokens(**asked | {"messages": fetching})
+        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+            await client.messages.count_tokens(**asked | {"model": "other"})
+        with pytest.raises(anthropic.PermissionDeniedError) as denied:
+            await other.messages.count_tokens(**asked)
+    assert refused.value.type == "invalid_request_error"
+    assert denied.value.type == "permission_error"
+    with pytest.raises(anthropic.APIStatusError):
+        await client.messages.count_tokens(**asked)
+    (total,) = await used(services)
+    assert (total.is_live, total.requests, total.total_tokens) == (True, 1, 0)
+
+
 async def test_a_client_that_did_not_ask_for_usage_gets_none_and_is_counted(
     api: Api, services: Services, tmp_path: Path
 ) -> None:

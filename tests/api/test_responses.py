@@ -202,10 +202,61 @@ async def test_a_deleted_response_is_gone_and_so_are_its_bytes(
         assert not [each for each in api.objects() if each.startswith("files/")]
 
 
+async def test_the_input_of_a_response_is_listed_before_and_after_its_end(
+    api: Api, services: Services
+) -> None:
+    """Others were collected with it, and one of them quotes its id."""
+    async with api.async_openai() as client:
+        made = await create(client, "hello")
+        quoting = await create(client, f"What is {made.id}?")
+        before = await client.responses.input_items.list(made.id)
+        (item,) = before.data
+        assert (item.type, item.role, item.content[0].text) == ("message", "user", "hello")
+        assert (before.object, before.has_more) == ("list", False)
+        assert (before.first_id, before.last_id) == (item.id, item.id)
+        async with runners(services):
+            await until(client, made.id, "completed")
+        assert (await services.store.responses.line(made.id)) is None
+        after = await client.responses.input_items.list(made.id)
+        assert after.model_dump() == before.model_dump()
+        other = await client.responses.input_items.list(quoting.id)
+        assert other.data[0].content[0].text == f"What is {made.id}?"
+        assert other.data[0].id != item.id
+
+
+def test_input_items_come_in_pages(api: Api) -> None:
+    client = api.openai()
+    given: Any = [{"role": "user", "content": f"question {n}"} for n in range(5)]
+    made = client.responses.create(model=MODEL, input=given, background=True)
+
+    def texts(**asked: Any) -> list[str]:
+        pages = client.responses.input_items.list(made.id, limit=2, **asked)
+        return [item.content[0].text for item in pages]
+
+    forwards = [f"question {n}" for n in range(5)]
+    assert texts(order="asc") == forwards
+    assert texts() == texts(order="desc") == forwards[::-1]
+    page = client.responses.input_items.list(made.id, limit=2, order="asc")
+    assert (page.has_more, len(page.data)) == (True, 2)
+    for wrong in ({"after": "msg_none"}, {"limit": 101}, {"order": "random"}):
+        with pytest.raises(openai.BadRequestError):
+            client.responses.input_items.list(made.id, **wrong)
+
+
+async def test_an_input_that_is_no_longer_kept_is_not_found(api: Api) -> None:
+    """Nobody has run it, and its text is gone with the cancellation."""
+    async with api.async_openai(max_retries=0) as client:
+        made = await create(client)
+        await client.responses.cancel(made.id)
+        with pytest.raises(openai.NotFoundError, match="no longer kept"):
+            await client.responses.input_items.list(made.id)
+
+
 def test_another_tenants_response_does_not_exist(api: Api) -> None:
     mine, other = api.openai(), api.openai(api.other_key, max_retries=0)
     made = mine.responses.create(model=MODEL, input="x", background=True)
-    for ask in (other.responses.retrieve, other.responses.cancel, other.responses.delete):
+    asks = (other.responses.retrieve, other.responses.cancel, other.responses.delete)
+    for ask in (*asks, other.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
             ask(made.id)
     assert mine.responses.retrieve(made.id).status == "queued"

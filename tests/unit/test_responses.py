@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from batchyard.responses import (
     answered_object,
     end_of,
     given_object,
+    input_items,
     response_object,
 )
 from batchyard.results import NoAnswerCode, ResultLine, answered, unanswered
@@ -116,3 +118,45 @@ def test_a_line_without_an_answer_is_a_failure_unless_its_batch_was_cancelled() 
     assert crashed.error == ResponseError(
         "server_error", "The engine went down each time that it ran this request."
     )
+
+
+def items_of(given: Any) -> list[dict[str, Any]]:
+    asked = {"custom_id": "resp_1", "body": {"model": "m", "input": given}}
+    return input_items("resp_1", json.dumps(asked).encode())
+
+
+def test_a_text_is_one_message_of_the_users_with_an_id_that_stays() -> None:
+    (item,) = items_of("hello")
+    assert item.pop("id").startswith("msg_")
+    content = [{"type": "input_text", "text": "hello"}]
+    assert item == {"type": "message", "role": "user", "status": "completed", "content": content}
+    assert items_of("hello") == items_of("hello")
+
+
+def test_items_are_as_they_were_given_with_ids_of_their_own_kind() -> None:
+    parts = [{"type": "input_text", "text": "a"}]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    named = {"type": "reasoning", "id": "rs_mine", "summary": []}
+    system, user, answer, *rest = items_of(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": "Yes."},
+            call,
+            result,
+            named,
+            {"type": "new"},
+        ]
+    )
+    assert system["content"] == [{"type": "input_text", "text": "Be brief."}]
+    assert user["content"] == parts
+    assert answer["content"] == [{"type": "output_text", "annotations": [], "text": "Yes."}]
+    prefixes = [each["id"].partition("_")[0] for each in (system, user, answer, *rest)]
+    assert prefixes == ["msg", "msg", "msg", "fc", "fco", "rs", "item"]
+    assert [{**each, "id": None} for each in rest[:2]] == [
+        {**call, "id": None},
+        {**result, "id": None},
+    ]
+    assert rest[2] == named
+    assert len({each["id"] for each in (system, user, answer)}) == 3

@@ -82,6 +82,15 @@ class Responses(Aggregate):
         return await _load(connection, response_id, tenant)
 
     @reads
+    async def line(self, connection: AsyncConnection, response_id: str) -> bytes | None:
+        """Its line of an input file; None: it is collected or has ended, or there is none."""
+        found = await connection.execute(
+            select(RESPONSES.c.line).where(RESPONSES.c.id == response_id)
+        )
+        line: bytes | None = found.scalar_one_or_none()
+        return line
+
+    @reads
     async def are_open(self, connection: AsyncConnection) -> bool:
         """Whether any response has not ended."""
         statement = select(RESPONSES.c.id).where(IS_OPEN).limit(1)

@@ -15,7 +15,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from batchyard.endpoints import COUNT_TOKENS
 from batchyard.engine.base import BatchTraits
+from batchyard.engine.middleware.cache_salt import spliced
 from batchyard.live_answers import AnswerMeter, asking_for_usage
 from tests.contract.engine.conftest import (
     CHAT,
@@ -75,14 +77,16 @@ async def engine(
 
 
 @contextlib.asynccontextmanager
-async def live_post(engine: VllmEngine, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+async def live_post(
+    engine: VllmEngine, body: bytes, path: str = CHAT
+) -> AsyncIterator[aiohttp.ClientResponse]:
     server = engine.live_server
     assert server is not None
     headers = {"content-type": "application/json", **server.headers}
     connector = aiohttp.UnixConnector(str(server.socket), force_close=True)
     async with (
         aiohttp.ClientSession(connector=connector, trust_env=False) as session,
-        session.post(f"http://engine{CHAT}", data=body, headers=headers) as answer,
+        session.post(f"http://engine{path}", data=body, headers=headers) as answer,
     ):
         yield answer
 
@@ -106,6 +110,7 @@ async def test_live_requests_go_before_waiting_lines_stream_and_end_with_their_c
     order.append("live")
     await lines
     assert order[-1] != "live", order
+    await _prompts_are_counted(engine)
     await _stream_says_its_usage(engine)
     await _who_leaves_ends_its_request(engine)
 
@@ -136,6 +141,17 @@ async def _run_lines(engine: VllmEngine, order: list[Any]) -> None:
     async for answer in engine.stream(some(), timeout_seconds=120):
         assert answer.status == 200
         order.append(answer.tag)
+
+
+async def _prompts_are_counted(engine: VllmEngine) -> None:
+    """Also with the salt that the API adds, which this endpoint does not know."""
+    asked = json.loads(chat_body("live"))
+    body = spliced(
+        json.dumps({"model": asked["model"], "messages": asked["messages"]}).encode(), "s"
+    )
+    async with live_post(engine, body, COUNT_TOKENS) as answer:
+        assert answer.status == 200
+        assert json.loads(await answer.read())["input_tokens"] > 0
 
 
 async def _stream_says_its_usage(engine: VllmEngine) -> None:
