@@ -78,7 +78,10 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
         log_path = services.settings.home_folder / "logs" / "prefect.log"
         settings = {}
         if not PREFECT_API_URL.value():
-            own = await own_prefect.start(log_path)
+            own = await own_prefect.start(
+                log_path,
+                lambda words: services.on_progress(Progress(batch_id, "connecting", message=words)),
+            )
             settings = {PREFECT_API_URL: own.url, PREFECT_API_AUTH_STRING: own.login}
         with temporary_settings(settings):
             await _check_prefect(str(PREFECT_API_URL.value()))

@@ -10,13 +10,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from batchyard.engine.guarded_process import GUARDIAN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 class GuardedProgram:
@@ -54,6 +54,15 @@ class GuardedProgram:
     def is_running(self) -> bool:
         """Whether the command, or anything that it started, still runs."""
         return self._guardian.poll() is None
+
+    def processor_ticks(self) -> int:
+        """How much processor time the command has used, and children that it has waited for."""
+        try:
+            stat = Path(f"/proc/{self._read_pid()}/stat").read_text()
+        except OSError:
+            return 0
+        # After the name, which may have spaces: utime, stime, cutime, cstime.
+        return sum(map(int, stat.rpartition(")")[2].split()[11:15]))
 
     def wait(self) -> int:
         """The exit code, negative for a signal, once the command and its descendants are gone."""

@@ -13,22 +13,19 @@ import contextlib
 import fcntl
 import os
 import socket
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 from batchyard.errors import DispatchFailed
 from commands.closed_prefect import PRIVATE_UMASK, new_login, server_command, server_environment
+from commands.first_answer import first_answer
 from commands.guarded_program import GuardedProgram
 from commands.lean_prefect import LEAN_SERVER
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-_START_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
@@ -52,11 +49,12 @@ class Access:
 
 
 @contextlib.asynccontextmanager
-async def _one_at_a_time() -> AsyncIterator[None]:
+async def _one_at_a_time(on_wait: Callable[[str], None]) -> AsyncIterator[None]:
     """Hold the lock of Prefect's home, which a process that is killed releases, too."""
     lock = _open_lock()
     try:
-        while lock is not None and _is_taken(lock):  # noqa: ASYNC110 - the kernel sets no event
+        while lock is not None and _is_taken(lock):
+            on_wait("another command starts its Prefect API")
             await asyncio.sleep(_POLL_SECONDS)
         yield
     finally:
@@ -97,35 +95,24 @@ class OwnPrefect:
         self._login = new_login()
         atexit.register(self.stop)
 
-    async def start(self, log_path: Path) -> Access:
+    async def start(
+        self, log_path: Path, on_wait: Callable[[str], None] = lambda _: None
+    ) -> Access:
         """Start the API and return how to reach it, once it answers.
 
         In one home of Prefect, one at a time starts: each makes or migrates the tables of the same
-        SQLite database, and Prefect has no lock for that. Raises
-        :class:`~batchyard.errors.DispatchFailed` if it never answers.
+        SQLite database, and Prefect has no lock for that. ``on_wait`` as for
+        :func:`.first_answer`. Raises :class:`~batchyard.errors.DispatchFailed` if it never answers.
         """
-        async with _one_at_a_time():
-            return await self._start(log_path)
-
-    async def _start(self, log_path: Path) -> Access:
-        if self._program is None:
-            self._launch(log_path)
-        deadline = time.monotonic() + _START_SECONDS
-        async with aiohttp.ClientSession(trust_env=False) as session:
-            while time.monotonic() < deadline and self._is_running:
-                with contextlib.suppress(aiohttp.ClientError, OSError):
-                    async with session.get(f"{self._url}/health") as response:
-                        if response.ok:
-                            return Access(self._url, self._login)
-                await asyncio.sleep(_POLL_SECONDS)
+        async with _one_at_a_time(on_wait):
+            if self._program is None:
+                self._program = self._launch(log_path)
+            if await first_answer(self._program, f"{self._url}/health", on_wait):
+                return Access(self._url, self._login)
         self.stop()
         raise DispatchFailed(f"The Prefect API of this command did not start: see {log_path}")
 
-    @property
-    def _is_running(self) -> bool:
-        return self._program is not None and self._program.is_running
-
-    def _launch(self, log_path: Path) -> None:
+    def _launch(self, log_path: Path) -> GuardedProgram:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -133,7 +120,7 @@ class OwnPrefect:
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            self._program = GuardedProgram(
+            return GuardedProgram(
                 server_command(port, log_level="error"),
                 environment=LEAN_SERVER
                 | dict(os.environ)

@@ -19,27 +19,27 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from batchyard.cli.local_key import local_key_file, login_code
+from batchyard.cli.local_key import local_key_file, login_link
 from batchyard.cli.offline import offline_services
+from batchyard.cli.options import DEFAULT_PORT, PORT_VARIABLE
+from batchyard.cli.progress import ProgressDisplay
 from batchyard.cli.say import say
-from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
+from batchyard.cli.serve import listening
 from batchyard.cli.stoppable import stop_signals
 from batchyard.dispatch import PrefectApi, start_reconciler
 from batchyard.errors import SettingsError
 from batchyard.logs.rotation import rotate
 from batchyard.services.connections import connections
 from batchyard.services.home import HomeWatch, in_home
+from batchyard.services.services import Progress
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
-from batchyard.store.tenant.sessions import CODE_SECONDS
-from batchyard.time_words import duration
 from batchyard.web.proxies import check_proxies
 from commands import shipped
 from commands.closed_prefect import (
@@ -51,23 +51,21 @@ from commands.closed_prefect import (
     server_command,
     server_environment,
 )
+from commands.first_answer import first_answer
 from commands.guarded_program import GuardedProgram
 from commands.lean_prefect import LEAN_SERVER
 from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 from commands.prefect_worker import PREFECT_WORKER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _BIN = Path(sys.executable).parent
 _PREFECT_PORT_VARIABLE = "PREFECT_SERVER_API_PORT"
 # In memory, places in deployments stay taken when the server is started again.
 _LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
-_START_SECONDS = 90.0
 _STOP_SECONDS = 20.0
 _LOOK_SECONDS = 10.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""For our own processes: a proxy cannot reach them."""
 
 _TINY_MODEL = """\
 # Written by `batchyard up`, for as long as no batchyard.toml has models.
@@ -113,7 +111,8 @@ def up(
     for number in numbers:
         signal.signal(number, signal.default_int_handler)
     try:
-        everything.start()
+        with ProgressDisplay() as display:
+            everything.start(display)
         say(everything.start_text())
         everything.wait_for_an_end()
     except KeyboardInterrupt:
@@ -160,8 +159,9 @@ class Everything:
             # Prefect's pages of batches link to ours.
             self._environment["BATCHYARD_PUBLIC_URL"] = f"http://127.0.0.1:{port}"
 
-    def start(self) -> None:
+    def start(self, show: Callable[[Progress], None]) -> None:
         """Start the server, the API and the workers, in this order; return when they answer."""
+        show(Progress("", "Preparing the database"))
         with in_home(read_settings()) as home:
             for name in ("logs", "prefect"):
                 (home / name).mkdir(mode=0o700, exist_ok=True)
@@ -176,18 +176,25 @@ class Everything:
             umask=PRIVATE_UMASK,
         )
         self._start("api", _BIN / "batchyard", "serve", "--port", str(self._port))
-        self._wait_until_it_answers("server", f"{self._prefect_url}/health")
+        waiting = partial(self._wait_until_it_answers, show)
+        waiting("server", "Starting Prefect's server", f"{self._prefect_url}/health")
+        show(Progress("", "Deploying to Prefect"))
         file = self._models_file()
         self._run("batchyard", "deploy", str(file))
         self._model = next((each["model"] for each in _models(file)), _TINY)
         asyncio.run(self._start_reconciler())
         for pool in _pools(file):
             self._start(pool, *PREFECT_WORKER, "--pool", pool)
-        self._wait_until_it_answers("api", f"{self._api_url}/models")
+        waiting("api", "Starting the API", f"{self._api_url}/models")
 
     def start_text(self) -> str:
         """What to print when everything runs: addresses, the key, and a batch to try."""
         key = self._key_file.read_text().strip() if self._key_file else "YOUR_KEY"
+        page = f"http://127.0.0.1:{self._port}"
+        page = asyncio.run(_login_link(self._key_file, page)) if self._key_file else f"{page}/login"
+        new_link = "batchyard keys login"
+        if self._port != DEFAULT_PORT:
+            new_link += f" --port {self._port}"
         # Another terminal may be in another folder, where another file or none would be found.
         variables = {"PREFECT_API_URL": self._prefect_url, "BATCHYARD_HOME": str(self._home)}
         if (path := config_file()) is not None:
@@ -195,7 +202,8 @@ class Everything:
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         lines = [
             "",
-            f"The page:      {self._page()}",
+            f"The page:      {page}",
+            *([f"A new link:    {new_link}"] if self._key_file else []),
             f"The API:       {self._api_url}",
             f"Its key:       {key if self._key_file else 'from batchyard keys create NAME'}",
             f"Prefect's UI:  http://127.0.0.1:{self._prefect_port}",
@@ -217,14 +225,6 @@ class Everything:
             "Ctrl-C stops everything.",
         ]
         return "\n".join(lines)
-
-    def _page(self) -> str:
-        """The address of the page, which for some minutes logs in one browser."""
-        address = f"http://127.0.0.1:{self._port}"
-        code = asyncio.run(_login_code(self._key_file)) if self._key_file else None
-        if code is None:
-            return f"{address}/login"
-        return f"{address}/login?code={code} (logs in once, within {duration(CODE_SECONDS)})"
 
     def wait_for_an_end(self) -> NoReturn:
         """Wait until one of the processes ends, and raise a SettingsError that names it."""
@@ -290,7 +290,7 @@ class Everything:
 
     def _run(self, program: str, *words: str) -> None:
         with tempfile.TemporaryFile() as log:
-            command = [_BIN / program, *words]
+            command: list[str | Path] = [_BIN / program, *words]
             code = GuardedProgram(
                 command, environment=self._environment, log=log, cwd=shipped.CHECKOUT or self._home
             ).wait()
@@ -299,12 +299,16 @@ class Everything:
         if code:
             raise SettingsError(f"{program} {' '.join(words)} failed:\n{said}")
 
-    def _wait_until_it_answers(self, name: str, url: str) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while not _answers(url):
-            if not self._programs[name].is_running or time.monotonic() > deadline:
-                raise SettingsError(f"{name} did not start; its log: {self._log(name)}")
-            time.sleep(0.2)
+    def _wait_until_it_answers(
+        self, show: Callable[[Progress], None], name: str, title: str, url: str
+    ) -> None:
+        show(Progress("", title))
+
+        def on_wait(words: str) -> None:
+            show(Progress("", title, message=words))
+
+        if not asyncio.run(first_answer(self._programs[name], url, on_wait)):
+            raise SettingsError(f"{name} did not start; its log: {self._log(name)}")
 
     def _log(self, name: str) -> Path:
         return self._home / "logs" / f"{name}.log"
@@ -333,9 +337,9 @@ def _example(model: str) -> str:
     )
 
 
-async def _login_code(key_file: Path) -> str | None:
+async def _login_link(key_file: Path, address: str) -> str:
     async with offline_services() as services:
-        return await login_code(services, key_file)
+        return await login_link(services, key_file, address)
 
 
 async def _key_file() -> Path | None:
@@ -354,13 +358,3 @@ def _prefect_listening(port: int) -> Iterator[None]:
             f"Prefect's server cannot listen on port {port} ({os.strerror(error.errno or 0)}): "
             f"choose another with --prefect-port or {_PREFECT_PORT_VARIABLE}."
         ) from error
-
-
-def _answers(url: str) -> bool:
-    try:
-        with _DIRECT.open(url, timeout=2):
-            return True
-    except urllib.error.HTTPError:
-        return True  # without a key, for one
-    except (urllib.error.URLError, OSError):
-        return False

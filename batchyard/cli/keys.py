@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchyard.cli.as_json import LINES, OBJECT, print_lines, print_object
+from batchyard.cli.local_key import local_key_file, login_link
 from batchyard.cli.offline import offline_services
+from batchyard.cli.options import DEFAULT_PORT, PORT_VARIABLE
 from batchyard.cli.table import print_table, user_text
+from batchyard.errors import RecordNotFound
 from batchyard.steps.create import WINDOW_PATTERN, WINDOW_SECONDS
 from batchyard.time_words import relative
 
@@ -161,3 +164,28 @@ def _state(key: ApiKeyRecord, now: float) -> str:
         return "valid"
     word = "expired" if key.expires_at <= now else "expires"
     return f"{word} {relative(key.expires_at - now)}"
+
+
+@app.command()
+def login(
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, envvar=PORT_VARIABLE, help="The port of the API.")
+    ] = DEFAULT_PORT,
+) -> None:
+    """Print a link that logs a browser in once, as `batchyard up` does.
+
+    It is for the key that `batchyard up` or `serve` has made in BATCHYARD_HOME.
+    """
+    typer.echo(asyncio.run(_login(port)))
+
+
+async def _login(port: int) -> str:
+    async with offline_services() as services:
+        path = await local_key_file(services)
+        if path is None:
+            raise RecordNotFound(
+                "This installation has no key of its own: log in with one from "
+                "`batchyard keys create NAME --operator`."
+            )
+        address = services.settings.public_url or f"http://127.0.0.1:{port}"
+        return await login_link(services, path, address)

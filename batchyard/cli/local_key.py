@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import KeyExpired, SettingsError
 from batchyard.storage.file import keep_secret
+from batchyard.store.tenant.sessions import CODE_SECONDS
 from batchyard.threads import in_thread
+from batchyard.time_words import duration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,14 +50,17 @@ async def local_key_file(services: Services) -> Path | None:
     return path
 
 
-async def login_code(services: Services, path: Path) -> str | None:
-    """A code that logs a browser in once, as an operator.
+async def login_link(services: Services, path: Path, address: str) -> str:
+    """A link to the page at ``address``, which logs a browser in once, as an operator.
 
     A user who can read the key can read the database as well. ``path``: the file of
-    :func:`local_key_file`. None: its key is no longer valid.
+    :func:`local_key_file`. If its key is no longer valid, the link only leads to the form.
     """
     holder = await services.store.api_keys.holder_of(await in_thread(_read, path))
-    return None if holder is None else await services.store.sessions.make_code(holder.key_id)
+    if holder is None:
+        return f"{address}/login"
+    code = await services.store.sessions.make_code(holder.key_id)
+    return f"{address}/login?code={code} (logs in once, within {duration(CODE_SECONDS)})"
 
 
 def key_path(settings: Settings) -> Path:

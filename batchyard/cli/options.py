@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from batchyard.batch_options import BatchOption
 
 C = TypeVar("C", bound="Callable[..., Any]")
+
+DEFAULT_PORT: Final = 8000
+"""Of the API."""
+PORT_VARIABLE: Final = "BATCHYARD_API_PORT"
 
 
 def _read_text(path: str) -> str:

@@ -18,6 +18,7 @@ from uvicorn.supervisors import Multiprocess
 from batchyard.cli.connection_deadlines import DeadlineProtocol
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import services_with_tables
+from batchyard.cli.options import DEFAULT_PORT, PORT_VARIABLE
 from batchyard.cli.stoppable import stop_signals
 from batchyard.errors import SettingsError
 from batchyard.logs.setup import logging_config
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
     from batchyard.settings import LogSettings
 
-DEFAULT_PORT: Final = 8000
-PORT_VARIABLE: Final = "BATCHYARD_API_PORT"
 HOST_VARIABLE: Final = "BATCHYARD_API_HOST"
 
 _APPLICATION = "batchyard.api.app:create_app"

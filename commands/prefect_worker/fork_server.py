@@ -30,7 +30,7 @@ _STANDARD: Final = (0, 1, 2)
 """Input, output and errors: the file descriptors that a client sends."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group, as Linux has them for the other end of a socket."""
-_ASK_SECONDS: Final = 5.0
+_ASK_SECONDS: Final = 60.0
 _WAITING_CLIENTS: Final = 128
 _PIECE_BYTES: Final = 1 << 16
 

@@ -138,6 +138,25 @@ def test_the_local_key_stays_the_same(alone: Run) -> None:
     assert len(alone("keys", "list").stdout.splitlines()) == 2
 
 
+def test_a_new_login_link_logs_in_once(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the page of `batchyard up` or `serve`, at the port or the address of this machine."""
+    ended = alone("keys", "login", "--port", "9")
+    link, _, rest = ended.stdout.partition(" ")
+    address, _, code = link.partition("?code=")
+    assert (address, rest) == ("http://127.0.0.1:9/login", "(logs in once, within 10 min)\n")
+    assert with_store(lambda store: store.sessions.redeem(code)) is not None
+    assert with_store(lambda store: store.sessions.redeem(code)) is None
+    monkeypatch.setenv("BATCHYARD_PUBLIC_URL", "https://batches.example.org")
+    assert alone("keys", "login").stdout.startswith("https://batches.example.org/login?code=")
+
+
+def test_without_a_local_key_there_is_no_login_link(alone: Run, tmp_path: Path) -> None:
+    alone("keys", "create", "laptop")
+    ended = alone("keys", "login")
+    assert (ended.status, ended.stdout) == (4, "")
+    assert "batchyard keys create" in ended.stderr
+
+
 def test_who_makes_keys_gets_no_local_one(alone: Run, tmp_path: Path) -> None:
     alone("keys", "create", "laptop")
     assert with_services(local_key_file) is None

@@ -32,6 +32,14 @@ def test_it_says_where_everything_is(yard: Yard) -> None:
     assert yard.environment["PREFECT_API_URL"] in said
 
 
+def test_it_says_what_it_waits_for_until_everything_runs(yard: Yard) -> None:
+    """On a busy machine that takes minutes."""
+    before = yard.said().partition("The page:")[0].splitlines()
+    titles = ("Preparing the database", "Starting Prefect's server", "Deploying to Prefect")
+    begun = [line for line in before if line.startswith((*titles, "Starting the API"))]
+    assert tuple(dict.fromkeys(line.partition(":")[0] for line in begun))[:3] == titles
+
+
 def test_what_it_prints_leads_another_terminal_to_the_same_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from cryptography.fernet import Fernet
 
 from batchyard import __version__
 from batchyard.cli import make_app
-from batchyard.cli.serve import DEFAULT_PORT
+from batchyard.cli.options import DEFAULT_PORT
 from batchyard.settings import Settings, read_settings
 from batchyard.settings_sources import check_names
 from commands.deploy_file import read_deploy_file
