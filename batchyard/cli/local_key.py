@@ -12,7 +12,6 @@ from batchyard.errors import KeyExpired, SettingsError
 from batchyard.storage.file import keep_secret
 from batchyard.store.tenant.sessions import CODE_SECONDS
 from batchyard.threads import in_thread
-from batchyard.time_words import duration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +59,7 @@ async def login_link(services: Services, path: Path, address: str) -> str:
     if holder is None:
         return f"{address}/login"
     code = await services.store.sessions.make_code(holder.key_id)
-    return f"{address}/login?code={code} (logs in once, within {duration(CODE_SECONDS)})"
+    return f"{address}/login?code={code} (logs in once, within {CODE_SECONDS // 60} minutes)"
 
 
 def key_path(settings: Settings) -> Path:

@@ -29,7 +29,6 @@ from batchyard.logs import event_logger
 from batchyard.page.html import render
 from batchyard.store import acting_as
 from batchyard.store.tenant.sessions import CODE_SECONDS
-from batchyard.time_words import duration
 
 if TYPE_CHECKING:
     from batchyard.page.failed_logins import FailedLogins
@@ -45,8 +44,8 @@ form of another site cannot log the browser in as another user."""
 _FORM_SECONDS = 3600
 _UNKNOWN = "This key is unknown or revoked."
 _USED = (
-    f"This link was used before, or it is older than {duration(CODE_SECONDS)}. On the machine of "
-    "the API, `batchyard keys login` prints a new one. Or log in with a key."
+    f"This link was used before, or it is older than {CODE_SECONDS // 60} minutes. On the machine "
+    "of the API, `batchyard keys login` prints a new one. Or log in with a key."
 )
 _OTHER_FORM = "The form was too old, or this browser keeps no cookies. Please try again."
 _TOO_MANY = "Too many failed logins from your address. Please wait for {} s."

@@ -199,7 +199,7 @@ async def test_a_link_logs_in_once(browser: httpx.AsyncClient, services: Service
     browser.cookies.clear()
     refused = await browser.get("/login", params={"code": code})
     assert refused.status_code == 401
-    assert "used before, or it is older than 10 min" in refused.text
+    assert "used before, or it is older than 10 minutes" in refused.text
     assert "`batchyard keys login` prints a new one" in refused.text
     assert (await browser.get("/test/page")).status_code == 303
 

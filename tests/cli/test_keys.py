@@ -143,7 +143,7 @@ def test_a_new_login_link_logs_in_once(alone: Run, monkeypatch: pytest.MonkeyPat
     ended = alone("keys", "login", "--port", "9")
     link, _, rest = ended.stdout.partition(" ")
     address, _, code = link.partition("?code=")
-    assert (address, rest) == ("http://127.0.0.1:9/login", "(logs in once, within 10 min)\n")
+    assert (address, rest) == ("http://127.0.0.1:9/login", "(logs in once, within 10 minutes)\n")
     assert with_store(lambda store: store.sessions.redeem(code)) is not None
     assert with_store(lambda store: store.sessions.redeem(code)) is None
     monkeypatch.setenv("BATCHYARD_PUBLIC_URL", "https://batches.example.org")
