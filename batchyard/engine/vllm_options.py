@@ -36,6 +36,10 @@ LINE_PRIORITY = 1
 _NOT_FOR_ENGINES = {"VIRTUAL_ENV", "VLLM_API_KEY", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
 """The last one: with it vLLM 0.32 exports traces of its start without having been told to, and by
 gRPC. Where it is told to, by its own option, it sets the variable itself."""
+STRUCTURED_BACKEND = "xgrammar"
+"""What makes answers of a schema. Of its own accord vLLM 0.32 takes, for the engine's life, the
+library that suits the first request, and then refuses with 500 what only another one has."""
+_STRUCTURED = "structured-outputs-config"
 _MULTIPLIERS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
@@ -121,6 +125,14 @@ class EngineOptions:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", self._values.get(name, ""))
         return int(float(match[1]) * _MULTIPLIERS.get(match[2], 1)) if match else None
 
+    def object(self, name: str) -> dict[str, Any]:
+        """The value as a JSON object; empty if it is none."""
+        with contextlib.suppress(ValueError):
+            value = json.loads(self._values.get(name) or "{}")
+            if isinstance(value, dict):
+                return value
+        return {}
+
     def _read_config_file(self) -> dict[str, str]:
         """The options of ``--config FILE``, which those that we add must not overrule."""
         path = _parse(self.words).get("config")
@@ -202,6 +214,7 @@ def added_options(
     default("model", weights)
     default("served-model-name", model)
     default("max-num-seqs", str(profile.max_num_seqs))
+    added += _structured_options(weights, options)
     if live:
         default("scheduling-policy", PRIORITY_POLICY)
         if (options.number("max-num-seqs") or 0) > LEAST_STEP_TOKENS:
@@ -222,6 +235,30 @@ def added_options(
     if "enable-log-requests" not in options:
         added.append("--no-enable-log-requests")
     return added
+
+
+def structured_backend(weights: str, options: EngineOptions) -> str:
+    """The library that makes answers of a schema; ``auto``: vLLM chooses."""
+    given = options.object(_STRUCTURED).get("backend")
+    named = options.value(f"{_STRUCTURED}.backend") or (given if isinstance(given, str) else None)
+    if named is not None:
+        return named
+    # Of Mistral's tokenizers some work with one library only, and vLLM knows which.
+    tokenizer = options.value("tokenizer") or options.value("model") or weights
+    is_mistral = tokenizer.startswith("mistralai/") or (Path(tokenizer) / "tekken.json").exists()
+    is_mistral |= options.value("tokenizer-mode") not in {None, "auto", "hf"}
+    return "auto" if is_mistral else STRUCTURED_BACKEND
+
+
+def _structured_options(weights: str, options: EngineOptions) -> list[str]:
+    """The option for the library, unless the operator names one."""
+    backend, config = structured_backend(weights, options), options.object(_STRUCTURED)
+    if backend == "auto" or "backend" in config or f"{_STRUCTURED}.backend" in options:
+        return []
+    if _STRUCTURED in options:
+        # In vLLM 0.32 a part of it would replace all that the operator has given.
+        return [f"--{_STRUCTURED}", json.dumps({**config, "backend": backend})]
+    return [f"--{_STRUCTURED}.backend", backend]
 
 
 def engine_environment(

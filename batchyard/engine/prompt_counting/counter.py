@@ -18,7 +18,12 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
 
 import msgspec
 
-from batchyard.engine.vllm_options import CUDA_SMALL, EngineOptions, engine_environment
+from batchyard.engine.vllm_options import (
+    CUDA_SMALL,
+    EngineOptions,
+    engine_environment,
+    structured_backend,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,17 +97,9 @@ def _setup(weights: str, options: EngineOptions) -> dict[str, Any]:
         "is_context_doubtful": is_doubtful or ("max-model-len" in options and length is None),
         "chat_template": options.value("chat-template"),
         "content_format": options.value("chat-template-content-format"),
-        "template_kwargs": _object(options.value("default-chat-template-kwargs")),
-        "structured_backend": _object(options.value("structured-outputs-config")).get("backend"),
+        "template_kwargs": options.object("default-chat-template-kwargs"),
+        "structured_backend": structured_backend(weights, options),
     }
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        value = msgspec.json.decode(text or "{}")
-        if isinstance(value, dict):
-            return value
-    return {}
 
 
 class CountedRequest(msgspec.Struct, array_like=True):

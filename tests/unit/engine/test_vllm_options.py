@@ -17,6 +17,7 @@ from batchyard.engine.vllm_options import (
     detect_profile,
     engine_environment,
     profile_of_gpu,
+    structured_backend,
 )
 
 PYTHON = Path("/engine/bin/python")
@@ -30,7 +31,8 @@ def test_a_bare_engine_gets_the_devices_batch_limits() -> None:
     """vLLM's server defaults are for live traffic."""
     assert added() == [
         *("--model", "org/m", "--served-model-name", "m"),
-        *("--max-num-seqs", "1024", "--max-num-batched-tokens", "16384"),
+        *("--max-num-seqs", "1024", "--structured-outputs-config.backend", "xgrammar"),
+        *("--max-num-batched-tokens", "16384"),
         *("--performance-mode", "throughput"),
         "--enable-prompt-tokens-details",
         *("--disable-uvicorn-access-log", "--no-enable-log-requests"),
@@ -60,6 +62,38 @@ def test_more_sequences_than_tokens_would_be_refused() -> None:
 def test_no_token_limit_where_a_prompt_must_fit_in_one_step(options: list[str]) -> None:
     """vLLM refuses one that is smaller than the context, and knows better by itself."""
     assert "--max-num-batched-tokens" not in added(*options)
+
+
+CONFIG = "--structured-outputs-config"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], [f"{CONFIG}.backend", "xgrammar"]),
+        ([f"{CONFIG}.backend=guidance"], []),
+        (["--structured_outputs_config.backend", "auto"], []),
+        ([CONFIG, '{"backend": "guidance"}'], []),
+        # vLLM would drop what the operator gave for a part of it.
+        ([CONFIG, '{"a": true}'], [CONFIG, '{"a": true, "backend": "xgrammar"}']),
+        ([f"{CONFIG}.a", "true"], [f"{CONFIG}.backend", "xgrammar"]),
+        (["--tokenizer-mode", "hf"], [f"{CONFIG}.backend", "xgrammar"]),
+        (["--tokenizer-mode", "mistral"], []),
+        (["--tokenizer", "mistralai/Small"], []),
+    ],
+)
+def test_one_library_makes_answers_of_schemas_for_the_engines_life(
+    options: list[str], expected: list[str]
+) -> None:
+    """That of vLLM's choice is the one that suits the first request."""
+    words = added(*options)
+    place = next((n for n, word in enumerate(words) if word.startswith(CONFIG)), len(words))
+    assert words[place : place + 2] == expected
+
+
+def test_a_folder_with_a_tokenizer_of_mistrals_leaves_the_library_to_vllm(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").touch()
+    assert structured_backend(str(tmp_path), EngineOptions(())) == "auto"
 
 
 def test_logging_of_requests_is_the_operators_own_decision() -> None:
