@@ -9,7 +9,6 @@ checked without it, and the result says why.
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -18,16 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from batchyard.batch_options import Validation
-from batchyard.deep_checks import (
-    context_refusals,
-    engine_refusal,
-    format_schemas,
-    schema_refusals,
-    tool_refusals,
-)
-from batchyard.endpoints import ENDPOINTS
+from batchyard.deep_checks import context_refusals
 from batchyard.engine.prompt_counting.counter import (
     COUNTED_ENDPOINTS,
+    Count,
     CountedRequest,
     CounterProgram,
     PromptCounter,
@@ -41,18 +34,13 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
-    from batchyard.body_policy import Refusal
-    from batchyard.deep_checks import FormatSchema
     from batchyard.engine.base import Engine
-    from batchyard.engine.prompt_counting.counter import Count
     from batchyard.lines import BadLine, RequestLine, Rules
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 _LINES_AT_ONCE: Final = 512
 _BYTES_AT_ONCE: Final = 1 << 20
-_MOST_SCHEMAS: Final = 10_000
-"""Whose verdicts are remembered: most files have a handful."""
 _FIRST_LINES: Final = 1000
 NO_COUNTER: Final = "its engine is a server that runs already, with its own tokenizer"
 
@@ -78,6 +66,8 @@ class DeepFindings:
     uncounted: int = 0
     max_model_len: int | None = None
     why_not: str = ""
+    unchecked: int = 0
+    """Good lines that were not given to the engine's own rules."""
 
 
 def is_deep(services: Services, batch: BatchRecord) -> bool:
@@ -166,90 +156,53 @@ class DeepValidation:
             self.findings.max_model_len = self._counter.max_model_len
         else:
             self.findings.why_not = program.why
-        self._verdicts: dict[bytes, str | None] = {}
-        """Why the engine refuses a schema, by its digest; None: it does not."""
 
     def lines(self, lines: Iterator[RequestLine]) -> Iterator[RequestLine]:
         """Those of the ``lines`` in which nothing is found; the validator learns of the others.
 
         While some are counted, the next ones are read.
         """
-        sent: list[_Checked] = []
+        sent: list[RequestLine] = []
         for batch in _batched(lines):
-            checked = [_Checked(line) for line in batch]
             yield from self._counted(sent)
-            self._send(checked)
-            sent = checked
+            self._send(batch)
+            sent = batch
         yield from self._counted(sent)
         if self._counter is not None:
             self.findings.why_not = self._counter.why_not
 
-    def _send(self, batch: list[_Checked]) -> None:
-        if self._counter is None:
-            return
-        if len(self._verdicts) > _MOST_SCHEMAS:
-            self._verdicts.clear()
-        asked: set[bytes] = set()
-        requests = []
-        for each in batch:
-            line, schema = each.line, None
-            is_known = each.digest in self._verdicts or each.digest in asked
-            if each.engine_schema is not None and not is_known:
-                schema = each.engine_schema.schema
-                asked.add(each.digest)
-            # Of another endpoint nothing would be counted.
-            body = line.body if line.url in COUNTED_ENDPOINTS else {}
-            requests.append(CountedRequest(line.url, body, schema))
-        self._counter.send(requests)
+    def _send(self, batch: list[RequestLine]) -> None:
+        if self._counter is not None:
+            # Of another endpoint nothing would be known.
+            self._counter.send(
+                [
+                    CountedRequest(line.url, line.body if line.url in COUNTED_ENDPOINTS else {})
+                    for line in batch
+                ]
+            )
 
-    def _counted(self, batch: list[_Checked]) -> Iterator[RequestLine]:
-        counts: Iterable[Count | None] = [None] * len(batch)
+    def _counted(self, batch: list[RequestLine]) -> Iterator[RequestLine]:
+        counts: Iterable[Count] = [Count()] * len(batch)
         if self._counter is not None and batch:
             counts = self._counter.receive()
-        for each, count in zip(batch, counts, strict=True):
-            refusals = [*each.refusals, *self._refusals(each, count)]
-            if refusals:
-                self._validator.refuse(each.line, refusals)
+        for line, count in zip(batch, counts, strict=True):
+            context = self.findings.max_model_len
+            too_long = context_refusals(line.url, line.body, count.longest, context)
+            if refusals := [*too_long, *(count.refusals or ())]:
+                self._validator.refuse(line, refusals)
                 continue
             self._note(count)
-            yield each.line
+            yield line
 
-    def _refusals(self, each: _Checked, count: Count | None) -> Iterator[Refusal]:
-        line, context = each.line, self.findings.max_model_len
-        longest = None if count is None else count.longest
-        yield from context_refusals(line.url, line.body, longest, context)
-        if each.engine_schema is None or count is None:
-            return
-        why = self._verdicts.setdefault(each.digest, count.schema_refusal)
-        if why is not None:
-            yield engine_refusal(each.engine_schema, why)
-
-    def _note(self, count: Count | None) -> None:
+    def _note(self, count: Count) -> None:
         findings = self.findings
-        if count is None or count.tokens is None:
+        findings.unchecked += count.refusals is None
+        if count.tokens is None:
             findings.uncounted += 1
             return
         findings.counted += 1
         findings.prompt_tokens += count.tokens
         findings.uncertain += not count.is_exact
-
-
-class _Checked:
-    """A line, what was found in it here, and the schema that the engine shall try."""
-
-    def __init__(self, line: RequestLine) -> None:
-        self.line = line
-        self.refusals = list(tool_refusals(line.body))
-        self.engine_schema: FormatSchema | None = None
-        self.digest = b""
-        for asked in format_schemas(line.body):
-            found = list(schema_refusals(asked))
-            self.refusals += found
-            endpoint = ENDPOINTS[line.url]
-            if not found and endpoint.writes_tokens and self.engine_schema is None:
-                self.engine_schema = asked
-                encoded = msgspec.json.encode(asked.schema)
-                self.digest = hashlib.blake2b(encoded, digest_size=16).digest()
 
 
 def _batched(lines: Iterator[RequestLine]) -> Iterator[list[RequestLine]]:
@@ -276,6 +229,8 @@ def findings_words(findings: DeepFindings) -> str:
     if findings.uncounted:
         why = findings.why_not or "only the engine knows their prompts"
         words.append(f"{_lines_words(findings.uncounted)} not counted: {why}")
+    if findings.unchecked:
+        words.append(f"{_lines_words(findings.unchecked)} not checked by the engine's own rules")
     if findings.counted and findings.max_model_len is None:
         words.append("how long a prompt may be is not known for certain")
     return "; ".join(words)

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
 
 import msgspec
 
+from batchyard.body_policy import Refusal
 from batchyard.engine.vllm_options import (
     CUDA_SMALL,
     EngineOptions,
@@ -98,30 +99,31 @@ def _setup(weights: str, options: EngineOptions) -> dict[str, Any]:
         "chat_template": options.value("chat-template"),
         "content_format": options.value("chat-template-content-format"),
         "template_kwargs": options.object("default-chat-template-kwargs"),
+        "has_tool_parser": "enable-auto-tool-choice" in options and "tool-call-parser" in options,
+        "max_logprobs": options.number("max-logprobs") or 20,
         "structured_backend": structured_backend(weights, options),
     }
 
 
 class CountedRequest(msgspec.Struct, array_like=True):
-    """What the counter is asked about one line. ``schema``: one that the engine shall try."""
+    """What the counter is asked about one line."""
 
     url: str
     body: dict[str, Any]
-    schema: Any = None
 
 
 class Count(msgspec.Struct, array_like=True, frozen=True):
     """What is known of one line.
 
     ``tokens`` are in all its prompts together, ``longest`` in the longest one, at least: only if
-    ``is_exact``, not more. None: not known. ``schema_refusal``: why the engine refuses the schema;
-    None: it was not asked, takes it, or did not say.
+    ``is_exact``, not more. None: not known. ``refusals``: why the engine refuses the request, and
+    which fields it ignores; None: it was not asked, or did not say.
     """
 
     tokens: int | None = None
     longest: int | None = None
     is_exact: bool = False
-    schema_refusal: str | None = None
+    refusals: tuple[Refusal, ...] | None = None
 
 
 class _Began(msgspec.Struct):

@@ -1,16 +1,17 @@
-"""Counts the tokens of requests with the model's own tokenizer, and tries their schemas on vLLM.
+"""Counts the tokens of requests with the model's own tokenizer, and has vLLM check them.
 
 Run as a script by the engine environment's Python, never imported: ``counter.py`` is the other
 side. It reads lines of JSON on standard input and answers each with one on standard output. The
-first is the setup; each further one is a list of ``[url, body, schema]``, answered by a list of
-``[tokens, longest, is_exact, schema_refusal]``. ``tokens`` are those of all prompts of the body and
+first is the setup; each further one is a list of ``[url, body]``, answered by a list of
+``[tokens, longest, is_exact, refusals]``. ``tokens`` are those of all prompts of the body and
 ``longest`` those of its longest one, both null where that is not known. Where a part of a prompt
 cannot be counted (media, tools as this vLLM writes them), they are what the rest certainly has, and
-``is_exact`` is false.
+``is_exact`` is false. ``refusals`` are what ``request_models.py`` finds, null where it does not
+know.
 
 It renders as vLLM 0.32 does (``renderers/hf.py`` and ``chat_utils.py``) with the parts of
-transformers that vLLM uses, and needs vLLM itself only for schemas. It uses no GPU, loads nothing
-from the network, and ends with its parent.
+transformers that vLLM uses. It uses no GPU, loads nothing from the network, and ends with its
+parent.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ import re
 import resource
 import signal
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchyard.engine.prompt_counting.request_models import RequestModels
+else:
+    # Beside this file, which is no module here.
+    from request_models import RequestModels
 
 _MOST_MEMORY_BYTES = 6 * 1024**3
 """Of its own: a text of 32 MiB takes one."""
 _PR_SET_PDEATHSIG = 1
 _LONGEST_TEXT = 4_000_000
 """Characters that are tokenized where the length of the context is not known."""
-_SCHEMA_SECONDS = 120.0
-"""For all schemas of one input: one can be written so that compiling it takes forever."""
 _LENGTH_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
@@ -44,8 +47,6 @@ _LENGTH_KEYS = (
 """Of config.json, as vLLM looks for them: the smallest counts. Not ``model_max_length``, which
 overrules them for some models."""
 _UNSCALED_ROPE = frozenset({None, "default", "llama3", "yarn", "deepseek_yarn"})
-_REFUSAL = "VLLMValidationError"
-"""What vLLM answers with 400."""
 _OWN_RENDERERS = re.compile(r"gpt_oss|deepseek_v(32|4)|kimi|inkling|terratorch")
 """Model types whose chats vLLM renders by code of its own."""
 _BILLING = "x-anthropic-billing-header"
@@ -106,21 +107,28 @@ class Counter:
             backend.no_truncation()
             backend.no_padding()
         self._backend = backend
-        self._schema_seconds = _SCHEMA_SECONDS
+        text_config = config.get("text_config", config)
+        self._models = RequestModels(
+            # Of this model vLLM reads calls without being told how.
+            {**setup, "has_tool_parser": True} if _is_harmony(config) else setup,
+            self.tokenizer,
+            text_config.get("vocab_size"),
+        )
 
     def answer(self, requests: list[list[Any]]) -> list[list[Any]]:
-        """``[tokens, longest, is_exact, schema_refusal]`` of each."""
-        prompts = [self._prompts_or_none(url, body) for url, body, _ in requests]
+        """``[tokens, longest, is_exact, refusals]`` of each."""
+        prompts = [self._prompts_or_none(url, body) for url, body in requests]
         counts = self._counts({text for each in prompts for p in each or () for text in p.texts})
         answers: list[list[Any]] = []
-        for (_, _, schema), found in zip(requests, prompts, strict=True):
-            refusal = None if schema is None else self._schema_refusal(schema)
+        for (url, body), found in zip(requests, prompts, strict=True):
+            # Last: it changes the body.
+            refusals = self._models.refusals(url, body)
             if found is None:
-                answers.append([None, None, False, refusal])
+                answers.append([None, None, False, refusals])
                 continue
             each = [prompt.count(counts) for prompt in found]
             tokens = [number for number, _ in each]
-            answers.append([sum(tokens), max(tokens), all(sure for _, sure in each), refusal])
+            answers.append([sum(tokens), max(tokens), all(sure for _, sure in each), refusals])
         return answers
 
     # -- tokens -----------------------------------------------------------------------------
@@ -208,31 +216,6 @@ class Counter:
         if given in {"string", "openai"}:
             return (given == "openai",)
         return (False, True) if _ITERATES_CONTENT.search(template) else (False,)
-
-    # -- schemas ----------------------------------------------------------------------------
-
-    def _schema_refusal(self, schema: Any) -> str | None:
-        """Why vLLM refuses a request with this schema; None: it does not, or one cannot say."""
-        if self._schema_seconds <= 0:
-            return None
-        began = time.monotonic()
-        try:
-            params = importlib.import_module("vllm.sampling_params")
-            began = time.monotonic()
-            wanted = params.StructuredOutputsParams(json=schema)
-            backend = self._setup.get("structured_backend") or "auto"
-            sampling = params.SamplingParams(structured_outputs=wanted)
-            sampling._validate_structured_outputs(  # noqa: SLF001 - what the engine calls
-                SimpleNamespace(is_diffusion=False),
-                SimpleNamespace(backend=backend, disable_any_whitespace=False),
-                self.tokenizer,
-            )
-        except Exception as error:  # noqa: BLE001 - another vLLM than this was written for
-            is_refusal = isinstance(error, ValueError) or type(error).__name__ == _REFUSAL
-            return " ".join(str(error).split())[:300] if is_refusal else None
-        finally:
-            self._schema_seconds -= time.monotonic() - began
-        return None
 
 
 def _plain_prompts(value: Any, *, special: bool) -> list[Prompt]:
@@ -357,6 +340,10 @@ def _check_tokenizer_kind(setup: dict[str, Any], config: dict[str, Any]) -> None
         raise ValueError("the engine uses a tokenizer of Mistral's")
     if "terratorch" in str(config.get("model_type")):
         raise ValueError("the model has no tokenizer")
+
+
+def _is_harmony(config: dict[str, Any]) -> bool:
+    return config.get("model_type") == "gpt_oss"
 
 
 def _renders_as_transformers(setup: dict[str, Any], model: str, config: dict[str, Any]) -> bool:
