@@ -83,6 +83,8 @@ class ResultLine:
     """What the first answer used, where it was not the last: ``usage`` has all of them."""
     engine_status: int | None = None
     """The HTTP status that the engine answered with, if it did."""
+    choices: int | None = None
+    """How many answers there are; None: the engine's answer has no list of them."""
 
 
 def answered(
@@ -101,7 +103,7 @@ def answered(
     ``content_type`` and ``location`` are the answer's, as they may be shown.
     """
     engine_status = status
-    is_json, usage = _read_usage(body)
+    is_json, usage, choices = _read_usage(body)
     if not is_json:
         body = _error_body(_not_json_words(status, body, content_type, location))
         status = 502 if 200 <= status < 300 else status
@@ -118,6 +120,7 @@ def answered(
         _result_line(custom_id, response, b"null"),
         usage if good else NO_USAGE,
         engine_status=engine_status,
+        choices=choices if good else None,
     )
 
 
@@ -347,6 +350,8 @@ class _Usage(msgspec.Struct):
 
 class _AnswerBody(msgspec.Struct):
     usage: _Usage | None = None
+    choices: list[msgspec.Raw] | None = None
+    """Of chats and completions, which may ask for several answers."""
 
 
 _decode_answer = msgspec.json.Decoder(_AnswerBody).decode
@@ -358,21 +363,24 @@ def usage_of(body: bytes) -> TokenUsage:
     return _read_usage(body)[1]
 
 
-def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
-    """``(body is JSON, its token usage)``; a usage of unknown shape counts nothing.
+def _read_usage(body: bytes) -> tuple[bool, TokenUsage, int | None]:
+    """``(body is JSON, its token usage, how many choices it has)``.
+
+    A usage of unknown shape counts nothing.
 
     Nor does a number that no engine can have counted: one below zero or above
     :data:`MAX_TOKENS`. No more tokens were cached than read, or costs would be below zero.
     """
     try:
-        usage = _decode_answer(body).usage
+        answer = _decode_answer(body)
     except (ValueError, RecursionError):
-        return _is_json(body), NO_USAGE
+        return _is_json(body), NO_USAGE, None
     # The typed decoder skips over strings that it does not keep without decoding them.
     if not body.isascii() and not _is_utf8(body):
-        return False, NO_USAGE
+        return False, NO_USAGE, None
+    usage, choices = answer.usage, None if answer.choices is None else len(answer.choices)
     if usage is None:
-        return True, NO_USAGE
+        return True, NO_USAGE, choices
     inputs = _tokens(usage.prompt_tokens) or _tokens(usage.input_tokens)
     outputs = _tokens(usage.completion_tokens) or _tokens(usage.output_tokens)
     total = _tokens(usage.total_tokens)
@@ -384,13 +392,14 @@ def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
     in_details = usage.prompt_tokens_details or usage.input_tokens_details
     out_details = usage.completion_tokens_details or usage.output_tokens_details
     cached = _tokens(in_details.cached_tokens) if in_details else cache_read
-    return True, TokenUsage(
+    counted = TokenUsage(
         input_tokens=inputs,
         cached_tokens=min(cached, inputs),
         output_tokens=outputs,
         reasoning_tokens=_tokens(out_details.reasoning_tokens) if out_details else 0,
         total_tokens=total or min(inputs + outputs, MAX_TOKENS),
     )
+    return True, counted, choices
 
 
 def _tokens(count: int | None) -> int:

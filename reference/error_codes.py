@@ -239,6 +239,19 @@ INPUT: Final = (
 
 WARNINGS: Final = (
     Code(
+        "field_ignored",
+        "Lines have a field that the engine ignores, as its own description says.",
+        "Correct or remove it. vLLM 0.12 and later take `structured_outputs` in place of "
+        "`guided_json`, `guided_choice`, `guided_regex` and `guided_grammar`. What is in "
+        "`extra_body`, an argument of OpenAI's SDK, belongs into the body itself. With [deep "
+        "validation](../input-format.md#deep-validation) such lines are bad ones.",
+    ),
+    Code(
+        "fewer_answers",
+        "Lines ask for several answers by `n`, and got fewer: the server ignores it.",
+        "Send a line for each answer, or use another server.",
+    ),
+    Code(
         "url_expires_early",
         "A presigned URL for a result file expires before the batch will probably be done.",
         "Give a new one: [`POST /v1/batches/{id}/results`](../how-to/use-the-api.md#other-urls), "

@@ -53,8 +53,9 @@ async def describe(services: Services, batch: BatchRecord) -> str:
         "retry of": batch.retry_of or "",
     }
     end = ended_at(batch)
-    rest += [f"  warning   {printable(each.message)}" for each in batch.warnings]
-    if end is not None:
+    if end is None:
+        rest += _warnings(batch)
+    else:
         about["ended"] = f"{moment(end)}, after {duration(end - batch.created_at)}"
     return "\n".join([head, *_aligned(about), *rest])
 
@@ -127,7 +128,11 @@ async def summarise(
             lines.append(f"  {name:<9} {place}")
     if batch.flow_run_id is not None:
         lines.append(f"  flow run  {_flow_run(batch.flow_run_id)}")
-    return "\n".join([*lines, *_errors(batch, most_errors)])
+    return "\n".join([*lines, *_warnings(batch), *_errors(batch, most_errors)])
+
+
+def _warnings(batch: BatchRecord) -> list[str]:
+    return [f"  warning   {printable(each.message)}" for each in batch.warnings]
 
 
 def _ended(batch: BatchRecord) -> str:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
     from pathlib import Path
 
+    from batchyard.body_fields import Routes
     from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.engine.sharing.objective import Objective
     from batchyard.engine.tunable import Tunable
@@ -223,8 +224,8 @@ class Engine(Protocol):
         """Stop what ``start`` started, if anything; safe to call twice or before ``start``."""
         ...
 
-    async def routes(self) -> frozenset[str] | None:
-        """The paths that take POST requests, from the engine's own list; None: it has none.
+    async def routes(self) -> Routes | None:
+        """What takes POST requests, from the engine's own description; None: it has none.
 
         Raises :class:`~batchyard.errors.EngineLost` when the engine's server gives no answer.
         """

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 
+    from batchyard.body_fields import Routes
     from batchyard.engine.base import Abort, EngineRequest
     from batchyard.engine.server_address import ServerAddress
     from batchyard.engine.server_client import Look
@@ -204,7 +205,7 @@ class RemoteEngine:
         if session is not None:
             await session.close()
 
-    async def routes(self) -> frozenset[str] | None:
+    async def routes(self) -> Routes | None:
         """From ``/openapi.json`` if the server has one."""
         status, body = await self._get("/openapi.json")
         return post_routes(body) if status == 200 else None

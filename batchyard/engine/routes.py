@@ -7,20 +7,32 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from batchyard.body_fields import INNER
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    from batchyard.body_fields import Routes
 
 
-def post_routes(openapi: bytes) -> frozenset[str] | None:
-    """The paths that take POST; None if ``openapi`` is no OpenAPI document that we can go by.
+def post_routes(openapi: bytes) -> Routes | None:
+    """The routes of a server; None if ``openapi`` is no OpenAPI document that we can go by.
 
     One without a path under ``/v1/`` may count its paths from somewhere else.
+
+    A server that says that it takes other fields too may read them, or hand them on to another
+    one. vLLM says so and ignores them (0.32 names them in its debug log).
     """
     try:
-        paths = msgspec.json.decode(openapi, type=_Document).paths
+        document = msgspec.json.decode(openapi, type=_Document)
     except (ValueError, RecursionError):
         return None
-    posts = frozenset(path for path, methods in paths.items() if "post" in methods)
+    search = _Search(document.components.get("schemas"), ignores_others=_OF_VLLM in openapi)
+    posts = {
+        path: search.fields_of(_body_schema(methods))
+        for path, methods in document.paths.items()
+        if "post" in methods
+    }
     return posts if any(path.startswith("/v1/") for path in posts) else None
 
 
@@ -30,9 +42,11 @@ def routes_with_field(openapi: bytes, field: str) -> frozenset[str]:
         document = msgspec.json.decode(openapi, type=_Document)
     except (ValueError, RecursionError):
         return frozenset()
-    search = _Search(field, document.components.get("schemas"))
+    search = _Search(document.components.get("schemas"))
     return frozenset(
-        path for path, methods in document.paths.items() if search.finds_in(_body_schema(methods))
+        path
+        for path, methods in document.paths.items()
+        if search.finds(field, _body_schema(methods))
     )
 
 
@@ -44,14 +58,14 @@ def _body_schema(methods: Any) -> Any:
 
 
 class _Search:
-    """For a field in the schemas of one document, which may be large and refer to itself.
+    """For fields in the schemas of one document, which may be large and refer to itself.
 
-    The document is a stranger's and is searched in the event loop: beyond a number of schemas, the
-    field counts as not named.
+    The document is a stranger's and is searched in the event loop: beyond a number of schemas, a
+    field counts as not named, and which fields there are is not known.
     """
 
-    def __init__(self, field: str, schemas: Any) -> None:
-        self._field = field
+    def __init__(self, schemas: Any, *, ignores_others: bool = False) -> None:
+        self._ignores_others = ignores_others
         self._named = (
             {f"{_REFERENCE}{name}": schema for name, schema in schemas.items()}
             if isinstance(schemas, dict)
@@ -59,17 +73,39 @@ class _Search:
         )
         self._left = _MOST_SCHEMAS
 
-    def finds_in(self, schema: Any) -> bool:
+    def finds(self, field: str, schema: Any) -> bool:
         """Whether an object of this schema may have the field."""
+        return any(field in _properties(each) for each in self._reachable(schema))
+
+    def fields_of(self, schema: Any) -> frozenset[str] | None:
+        """The fields that an object of this schema may have; None: any."""
+        found = self._names(schema)
+        if found is None:
+            return None
+        inner = self._names(found.get(INNER)) if INNER in found else {}
+        of_inner = ["*"] if inner is None else inner
+        return frozenset([*found, *(f"{INNER}.{name}" for name in of_inner)])
+
+    def _names(self, schema: Any) -> dict[str, Any] | None:
+        found: dict[str, Any] = {}
+        for each in self._reachable(schema):
+            found |= _properties(each)
+            if each.get("type") == "null" or not _REFERRING.isdisjoint(each):
+                continue
+            takes_others = each.get("additionalProperties") not in (None, False)
+            if "properties" not in each or (takes_others and not self._ignores_others):
+                return None
+        return found if found and self._left > 0 else None
+
+    def _reachable(self, schema: Any) -> Iterator[dict[str, Any]]:
+        """The schema and those that it says its object may be of."""
         seen: set[str] = set()
         to_visit = [schema]
         while to_visit and self._left > 0:
             each = to_visit.pop()
             if not isinstance(each, dict):
                 continue
-            properties = each.get("properties")
-            if isinstance(properties, dict) and self._field in properties:
-                return True
+            yield each
             parts = [part for key in _PARTS if isinstance(part := each.get(key), list)]
             # Before they are taken up: a list may be long, and stand behind many paths.
             self._left -= 1 + sum(map(len, parts))
@@ -79,7 +115,11 @@ class _Search:
             if isinstance(name, str) and name not in seen:
                 seen.add(name)
                 to_visit.append(self._named.get(name))
-        return False
+
+
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
 
 
 def is_served(url: str, routes: Iterable[str]) -> bool:
@@ -109,6 +149,9 @@ _NAME = re.compile(r"\{[^{}]*\}")
 
 
 _PARTS: Final = ("anyOf", "oneOf", "allOf")
+_REFERRING: Final = frozenset({"$ref", *_PARTS})
+_OF_VLLM: Final = b'"vllm_xargs"'
+"""A field of vLLM's own requests."""
 _REFERENCE: Final = "#/components/schemas/"
 _MOST_SCHEMAS: Final = 100_000
 """In one document, each counted once for each path that refers to it."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
     from pathlib import Path
 
+    from batchyard.body_fields import Routes
     from batchyard.engine.base import Abort, CacheState, EngineRequest
     from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.engine.tunable import Tunable
@@ -163,10 +164,10 @@ class StubEngine:
         """Answer nothing any more, until the next ``start``."""
         self.is_frozen = True
 
-    async def routes(self) -> frozenset[str]:
+    async def routes(self) -> Routes:
         """The endpoints that have an answer. Raises :class:`~batchyard.errors.EngineLost`."""
         self._check_alive()
-        return frozenset(ANSWERS)
+        return dict.fromkeys(ANSWERS)
 
     async def work_done(self) -> float:
         """Executions begun, and a step for each request that is found running."""

@@ -49,6 +49,7 @@ from batchyard.tuning.points import DEFAULT, words_of
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 
+    from batchyard.body_fields import Routes
     from batchyard.engine.base import Abort, CacheState, EngineAnswer, EngineRequest
     from batchyard.engine.tunable import TuningFacts
     from batchyard.tuning.points import Kind, Point
@@ -137,7 +138,7 @@ class VllmEngine:
         self.adapters = frozenset([*self._adapters, *module_names(options)])
         self._start_timeout_seconds = start_timeout_seconds
         self._running: _Running | None = None
-        self._routes: frozenset[str] | None = None
+        self._routes: Routes | None = None
         self._routes_of: _Running | None = None
         """The life of the engine that was asked for its routes."""
 
@@ -231,8 +232,8 @@ class VllmEngine:
             shutil.rmtree(running.folder, ignore_errors=True)
         log.info("engine.stopped", model=self.model, exit=running.process.exit_code)
 
-    async def routes(self) -> frozenset[str] | None:
-        """The POST paths of the engine's OpenAPI description, unless it is switched off."""
+    async def routes(self) -> Routes | None:
+        """Those of the engine's OpenAPI description, unless it is switched off."""
         running = self._running
         if running is None or self._routes_of is not running:
             # Once: the description is long, and its routes stay as they are.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
     from pathlib import Path
 
+    from batchyard.body_fields import Routes
     from batchyard.engine.base import (
         Abort,
         CacheState,
@@ -91,7 +92,7 @@ class WarmEngine:
         self._is_warm = False
         await self._engine.stop()
 
-    async def routes(self) -> frozenset[str] | None:
+    async def routes(self) -> Routes | None:
         """See :meth:`batchyard.engine.base.Engine.routes`."""
         return await self._engine.routes()
 

@@ -90,6 +90,7 @@ EVENTS: Final = {
     "engine.starting": "An engine was started.",
     "engine.stopped": "An engine was stopped.",
     "file.bytes_left": "The bytes of a deleted file remain for now; `expire-files` tries again.",
+    "fields.not_noted": "Fields that the engine ignores could not be written to their batch.",
     "flow_run.lost": "A flow run's process is gone; Prefect was told that it crashed.",
     "flow_run.not_changed": "The name, the tags or the end of a flow run could not be set.",
     "flow_run.uses": "Which database, object store and Prefect a flow run uses.",

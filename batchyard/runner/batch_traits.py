@@ -10,8 +10,11 @@ from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.patience import patiently
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from batchyard.output_rules import OnInvalidOutput
     from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
 
 _MOST_BATCHES: Final = 512
 """That are remembered: a runner may live for months."""
@@ -28,10 +31,14 @@ class BatchFacts(NamedTuple):
 
 
 class TraitsOfBatches:
-    """Those of the batches that one runner serves, remembered."""
+    """Those of the batches that one runner serves, remembered. ``on_first`` gets each batch when
+    it is read, once."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(
+        self, services: Services, on_first: Callable[[BatchRecord], Awaitable[None]]
+    ) -> None:
         self._services = services
+        self._on_first = on_first
         self._traits: dict[str, BatchFacts] = {}
 
     async def of(self, batch_id: str) -> BatchFacts:
@@ -39,6 +46,7 @@ class TraitsOfBatches:
         if batch_id not in self._traits:
             batches = self._services.store.batches
             batch = await patiently(lambda: batches.get(batch_id), "a batch")
+            await self._on_first(batch)
             salting = partial(cache_salt_of, self._services, batch.tenant)
             salt = await patiently(salting, "a cache salt")
             is_chained = batch.stages > 0 or batch.part_of is not None

@@ -470,6 +470,8 @@ class ChunkRun:
             self._lengths.count(expected.length_class, output)
         elif result.outcome is Outcome.OUTPUT:
             output = expected.output_tokens  # the engine says nothing of them
+        if result.choices is not None and result.choices < request.sequences:
+            self._finished.fewer_answers += 1
         more = result.usage.output_tokens - used.output_tokens
         return Done(expected.prompt_tokens + output + more, output)
 

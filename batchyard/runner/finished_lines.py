@@ -57,6 +57,8 @@ class FinishedLines:
     """All finished lines, also those of earlier owners and those that are not durable yet."""
     unflushed_bytes: int = 0
     """Of the lines that are not being written yet."""
+    fewer_answers: int = 0
+    """Lines with fewer answers than they ask for that are not in the batch's row yet."""
     has_run: bool = False
     """Whether a request has been answered since the row was written last."""
     rest: ChunkRest | None = None
@@ -97,6 +99,14 @@ class FinishedLines:
         if self._unrecorded is not None:
             await self._record(self._unrecorded)
             self._unrecorded = None
+        if self.fewer_answers:
+            fewer, self.fewer_answers = self.fewer_answers, 0
+            try:
+                effects = self.services.store.batch_effects
+                await effects.add_fewer_answers(self.lease.batch_id, fewer)
+            except BaseException:
+                self.fewer_answers += fewer
+                raise
 
     async def _record(self, tally: ChunkTally) -> None:
         clears, self.has_run = self.has_run, False

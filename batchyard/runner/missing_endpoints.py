@@ -1,4 +1,4 @@
-"""Which endpoints an engine does not serve."""
+"""What an engine says that it takes, and which endpoints it does not serve."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from batchyard.errors import EngineLost
 from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
+    from batchyard.body_fields import Routes
     from batchyard.engine.base import Engine
 
 log = event_logger(__name__)
 
 
-async def missing_endpoints(engine: Engine) -> frozenset[str]:
-    """The endpoints that the engine says it does not have; none if it does not list its routes."""
+async def routes_of(engine: Engine) -> Routes | None:
+    """What the engine says that it takes; None where it says nothing, or nothing readable."""
     try:
-        routes = await engine.routes()
+        return await engine.routes()
     except EngineLost:
         # The window will find that the engine is lost, and start it again.
-        routes = None
+        return None
     except Exception as error:  # noqa: BLE001 - a list that cannot be read is no list
         log.warning("engine.routes_not_read", type(error).__name__)
-        routes = None
+        return None
+
+
+def missing_endpoints(routes: Routes | None) -> frozenset[str]:
+    """The endpoints that an engine with these routes does not have; none where it lists none."""
     if routes is None:
         return frozenset()
     return frozenset(url for url in ENDPOINTS if not is_served(url, routes))

@@ -22,6 +22,7 @@ from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.engine_tuning import EngineTuning
 from batchyard.runner.held_chunks import HeldChunks
 from batchyard.runner.hours_watch import HoursWatch
+from batchyard.runner.ignored_fields import note_ignored
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.learning import Learning
 from batchyard.runner.live_server import LiveRequests
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from batchyard.runner.chunk import Done
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
-    from batchyard.store import ChunkLease, EngineLoad
+    from batchyard.store import BatchRecord, ChunkLease, EngineLoad
     from batchyard.turns import Standing
     from batchyard.wire import TokenUsage
 
@@ -108,7 +109,7 @@ class Runner:
         self._window: Window
         self._cache: CacheWatch
         self._inputs = Inputs(services)
-        self._traits = TraitsOfBatches(services)
+        self._traits = TraitsOfBatches(services, self._note_ignored)
         self._queue: AdmissionQueue
         self._claims: Claims
         self._learning: Learning
@@ -318,6 +319,9 @@ class Runner:
             admission.leave()
         self._held.forget(lease)
         return tally
+
+    async def _note_ignored(self, batch: BatchRecord) -> None:
+        await note_ignored(self.services, batch, self._window.routes)
 
     def _chunk_run(self, lease: ChunkLease, admission: Admission) -> ChunkRun:
         return ChunkRun(

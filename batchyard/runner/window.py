@@ -29,7 +29,7 @@ from batchyard.runner.departures import Departures
 from batchyard.runner.file_room import FileRoom
 from batchyard.runner.hang_watch import HangWatch
 from batchyard.runner.kv_room import KvRoom
-from batchyard.runner.missing_endpoints import missing_endpoints
+from batchyard.runner.missing_endpoints import missing_endpoints, routes_of
 from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.room import room_for_bodies, room_for_sequences
@@ -40,6 +40,7 @@ from batchyard.services.log_words import describe
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
 
+    from batchyard.body_fields import Routes
     from batchyard.engine.base import Engine, EngineAnswer, StartProgress
     from batchyard.results import ResultLine
     from batchyard.runner.company import Company
@@ -90,6 +91,8 @@ class Window:
         self._engine = engine
         self._company = company
         self._gate = engine.gate if company is None else company.join(self)
+        self.routes: Routes | None = None
+        """What the engine says that it takes; None: it does not say. Known once it is entered."""
         self._not_served: frozenset[str] = frozenset()
         self._timeout_seconds = timeout_seconds
         self._hang_seconds = hang_seconds
@@ -123,7 +126,8 @@ class Window:
         self._kv_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
-        self._not_served = await missing_endpoints(self._engine)
+        self.routes = await routes_of(self._engine)
+        self._not_served = missing_endpoints(self.routes)
         await self.kv_room.look()
         self._pump_task = asyncio.create_task(self._pump(), name="window")
         self._pump_task.add_done_callback(lambda _: self._end())

@@ -8,10 +8,11 @@ process that imports them starts late and is large.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
 from batchyard.batch_error import with_its_file
+from batchyard.body_fields import FieldCounts
 from batchyard.errors import InputRefused
 from batchyard.lines import Validator, duplicate_lines
 from batchyard.plan.planner import Planner
@@ -89,6 +90,8 @@ class Validated:
     deep: DeepFindings | None = None
     adapters: tuple[str, ...] = ()
     strays: frozenset[str] = frozenset()
+    fields: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """How many good lines have each field, by endpoint."""
     refusal: tuple[BatchError, ...] = ()
 
     @property
@@ -131,6 +134,7 @@ class InputReader:
         planner = self._new_planner()
         endpoints: dict[str, int] = {}
         adapters: set[str] = set()
+        fields = FieldCounts()
         with self._job.input_path.open("rb") as file, ExitStack() as opened:
             left_out = self._left_out(opened)
             validator = _validator(file, order.rules, left_out, go_on)
@@ -142,6 +146,7 @@ class InputReader:
                 go_on()
                 if not validator.has_errors:
                     planner.add(line)
+                    fields.count(line.url, line.body)
                 if line.url not in endpoints:
                     endpoints[line.url] = line.number
                 if line.adapter:
@@ -157,6 +162,7 @@ class InputReader:
             deep=None if deep is None else deep.findings,
             adapters=tuple(sorted(adapters)),
             strays=frozenset(validator.strays),
+            fields=fields.by_endpoint(),
             refusal=refusal,
         )
         return found, planner

@@ -216,6 +216,7 @@ class Preparation:
             batch.id,
             model=prepared.model,
             adapters=validated.adapters,
+            fields=validated.fields,
             total=validated.requests,
             plan_key=self._plan_key,
             chunks=_new_chunks(prepared),

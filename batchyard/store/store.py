@@ -10,6 +10,7 @@ from batchyard.prices import NO_PRICES, Prices
 from batchyard.store.audit import AuditLog
 from batchyard.store.batch.batches import Batches
 from batchyard.store.batch.completions import Completions
+from batchyard.store.batch.effects import BatchEffects
 from batchyard.store.batch.history import BatchHistory
 from batchyard.store.batch.leases import BatchLeases
 from batchyard.store.batch.messages import MessageBatches
@@ -60,6 +61,7 @@ class Store:
     batches: Batches
     message_batches: MessageBatches
     batch_places: BatchPlaces
+    batch_effects: BatchEffects
     batch_leases: BatchLeases
     batch_schedule: BatchSchedule
     batch_history: BatchHistory
@@ -123,6 +125,7 @@ async def open_store(
             batches=Batches(database, prices),
             message_batches=MessageBatches(database),
             batch_places=BatchPlaces(database, prices),
+            batch_effects=BatchEffects(database),
             batch_leases=BatchLeases(database),
             batch_schedule=BatchSchedule(database),
             batch_history=BatchHistory(database),

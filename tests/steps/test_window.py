@@ -29,6 +29,7 @@ from tests.patience import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
+    from batchyard.body_fields import Routes
     from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
     from batchyard.metric_families import Family
     from batchyard.results import ResultLine
@@ -782,7 +783,7 @@ async def test_an_engine_that_fails_to_start_in_an_unknown_way_ends_the_window()
 
 async def test_a_list_of_routes_that_cannot_be_read_is_no_list() -> None:
     class Odd(StubEngine):
-        async def routes(self) -> frozenset[str]:
+        async def routes(self) -> Routes:
             raise ValueError("secret")
 
     async with opened(Odd()) as window:

@@ -275,6 +275,7 @@ class Batches(Aggregate):
         plan_key: str,
         chunks: Sequence[NewChunk],
         adapters: Sequence[str] = (),
+        fields: Mapping[str, Mapping[str, int]] | None = None,
         length_classes: Sequence[LengthClass] = (),
         roots: Roots = NO_ROOTS,
         refused: int = 0,
@@ -283,7 +284,8 @@ class Batches(Aggregate):
         """From ``validating`` to ``in_progress`` with its plan: all of it or none.
 
         ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are,
-        ``adapters`` are those of the model that lines name,
+        ``adapters`` are those of the model that lines name, ``fields`` how many lines have each
+        field, by endpoint,
         ``length_classes`` those of its requests by the numbers that they have there, ``roots``
         what its prompts begin with, ``refused`` how many lines of ``total`` are bad, with their
         error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own;
@@ -303,7 +305,13 @@ class Batches(Aggregate):
             length_classes=length_classes or None,
         )
         record = await load_batch(connection, batch_id)
-        options = replace(record.options, adapters=tuple(adapters))
+        options = replace(
+            record.options,
+            adapters=tuple(adapters),
+            fields={url: {**found} for url, found in (fields or {}).items()},
+            ignored={},
+            fewer_answers=0,
+        )
         if options != record.options:
             # A retry has the options of the first batch.
             statement = update(BATCHES).where(BATCHES.c.id == batch_id).values(options=options)

@@ -48,6 +48,12 @@ class BatchOptions(msgspec.Struct, frozen=True):
     places are known when they are joined."""
     is_rendered: bool = False
     """Its input is made of a dataset by a template."""
+    fields: dict[str, dict[str, int]] = {}
+    """How many lines have each field, by endpoint, known once it is planned."""
+    ignored: dict[str, int] = {}
+    """Of these, fields that its engine ignores, known once it runs."""
+    fewer_answers: int = 0
+    """Lines that got fewer answers than they ask for, at least."""
     adapters: tuple[str, ...] = ()
     """Adapters of its model that its lines name, known once it is planned."""
     error_counts: tuple[ErrorCount, ...] = ()

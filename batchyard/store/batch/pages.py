@@ -57,6 +57,12 @@ async def load_batch(
     return live.record
 
 
+async def lock_batch(connection: AsyncConnection, batch_id: str) -> BatchRecord:
+    """As :func:`load_batch`; nothing else changes its row until the transaction ends."""
+    await connection.execute(select(BATCHES.c.id).where(BATCHES.c.id == batch_id).with_for_update())
+    return await load_batch(connection, batch_id)
+
+
 async def read_page(
     connection: AsyncConnection,
     *,

@@ -12,7 +12,7 @@ from batchyard.lifecycle import STOPPABLE
 from batchyard.prices import NO_PRICES
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.options import UrlFacts
-from batchyard.store.batch.pages import batch_not_found, load_batch
+from batchyard.store.batch.pages import batch_not_found, load_batch, lock_batch
 from batchyard.store.batch.receivers import RECEIVERS
 from batchyard.store.batch.rows import (
     BATCHES,
@@ -97,7 +97,7 @@ class BatchPlaces(Aggregate):
         Raises :class:`~batchyard.errors.TransitionConflict` for a batch whose files are made
         already.
         """
-        batch = await _locked(connection, batch_id)
+        batch = await lock_batch(connection, batch_id)
         if batch.status not in STOPPABLE:
             raise TransitionConflict(
                 f"The files of {batch_id}, which is {batch.status.value}, are made already: ask "
@@ -119,7 +119,7 @@ class BatchPlaces(Aggregate):
         self, connection: AsyncConnection, batch_id: str, doubts: Mapping[str, str]
     ) -> None:
         """Record why URLs could not be asked, by ``output`` and ``error``; of others nothing."""
-        batch = await _locked(connection, batch_id)
+        batch = await lock_batch(connection, batch_id)
         known = dict.fromkeys([*batch.options.urls, *doubts], UrlFacts()) | batch.options.urls
         urls = {kind: replace(facts, doubt=doubts.get(kind)) for kind, facts in known.items()}
         if urls != batch.options.urls:
@@ -134,7 +134,7 @@ class BatchPlaces(Aggregate):
         self, connection: AsyncConnection, batch_id: str, parts: Sequence[InputPart]
     ) -> None:
         """Record how many lines each file has of which the input consists."""
-        batch = await _locked(connection, batch_id)
+        batch = await lock_batch(connection, batch_id)
         await connection.execute(
             update(BATCHES)
             .where(BATCHES.c.id == batch_id)
@@ -160,9 +160,3 @@ class BatchPlaces(Aggregate):
             .where(BATCHES.c.id == batch_id)
             .values({"undelivered": missing or None, column: location})
         )
-
-
-async def _locked(connection: AsyncConnection, batch_id: str) -> BatchRecord:
-    lock = select(BATCHES.c.id).where(BATCHES.c.id == batch_id).with_for_update()
-    await connection.execute(lock)
-    return await load_batch(connection, batch_id)

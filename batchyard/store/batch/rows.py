@@ -206,13 +206,15 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
 
     @property
     def warnings(self) -> tuple[BatchWarning, ...]:
-        """What its owner may have to do so that the result files get to their places."""
+        """What its owner may have to put right: of its requests, and so that the result files get
+        to their places."""
+        found = self._warnings_of_lines()
         if self.status in TERMINAL:
-            return tuple(
+            found += [
                 BatchWarning(code="not_delivered", message=why, param=f"{kind}_url")
                 for kind, why in (self.undelivered or {}).items()
-            )
-        found = []
+            ]
+            return tuple(found)
         for kind, facts in self.options.urls.items():
             expires_at, eta_at = facts.expires_at, self.eta_at
             if expires_at is not None and eta_at is not None and expires_at <= eta_at:
@@ -229,6 +231,23 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
                     BatchWarning(code="url_not_checked", message=message, param=f"{kind}_url")
                 )
         return tuple(found)
+
+    def _warnings_of_lines(self) -> list[BatchWarning]:
+        found = [
+            BatchWarning(
+                code="field_ignored",
+                message=f"The engine ignores body.{name}, which is in {_lines(lines)}.",
+                param=f"body.{name}",
+            )
+            for name, lines in self.options.ignored.items()
+        ]
+        if fewer := self.options.fewer_answers:
+            message = (
+                f"At least {_lines(fewer)} got fewer answers than body.n asks for: the engine may "
+                "ignore it."
+            )
+            found.append(BatchWarning(code="fewer_answers", message=message, param="body.n"))
+        return found
 
     def counting(
         self, *, completed: int, failed: int, cost: int | None = None, currency: str = ""
@@ -332,6 +351,10 @@ Index(
 _UNFINISHED: Final[list[ColumnElement[str]]] = [
     literal_column(f"'{status.value}'") for status in sorted(UNFINISHED)
 ]
+
+
+def _lines(number: int) -> str:
+    return "1 line" if number == 1 else f"{number:,} lines"
 
 
 def seen_by(tenant: str) -> ColumnElement[bool]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.routes import routes_with_field
+from batchyard.engine.routes import post_routes, routes_with_field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,3 +90,42 @@ def test_schemas_that_are_none_name_nothing_and_harm_nothing(odd: Any) -> None:
     document = page({"/v1/a": schema, "/v1/b": odd, "/v1/c": B}, A=odd, B=SALTED)
     assert routes_with_field(document, "cache_salt") == {"/v1/c"}
     assert routes_with_field(b'{"components": {"schemas": 7}}', "cache_salt") == frozenset()
+
+
+CHAT = {"type": "object", "properties": {"model": {}, "response_format": {"$ref": A["$ref"]}}}
+FORMAT = {"properties": {"type": {}}}
+NULL = {"type": "null"}
+OTHERS = {"additionalProperties": True}
+OF_FORMAT = {"model", "response_format", "response_format.type"}
+
+
+@pytest.mark.parametrize(
+    ("chat", "format_", "expected"),
+    [
+        (CHAT, FORMAT, OF_FORMAT),
+        (CHAT | {"additionalProperties": False}, {"anyOf": [FORMAT, NULL]}, OF_FORMAT),
+        ({"anyOf": [CHAT, {"properties": {"n": {}}}]}, FORMAT, OF_FORMAT | {"n"}),
+        # What is not known of an object is not said of it.
+        (CHAT, {"type": "object"}, {"model", "response_format", "response_format.*"}),
+        (CHAT, FORMAT | OTHERS, {"model", "response_format", "response_format.*"}),
+        # It may hand others on.
+        (CHAT | OTHERS, FORMAT, None),
+        ({"type": "object"}, FORMAT, None),
+        ({"anyOf": [CHAT, {}]}, FORMAT, None),
+        ({"anyOf": [CHAT, *[{}] * 200_000]}, FORMAT, None),
+        # vLLM says that it takes others, and ignores them.
+        (
+            CHAT | OTHERS | {"properties": CHAT["properties"] | {"vllm_xargs": {}}},
+            FORMAT | OTHERS,
+            OF_FORMAT | {"vllm_xargs"},
+        ),
+    ],
+)
+def test_a_description_says_which_fields_a_body_may_have(
+    chat: dict[str, Any], format_: dict[str, Any], expected: set[str] | None
+) -> None:
+    routes = post_routes(page({"/v1/chat": chat, "/v1/any": {}}, A=format_))
+    assert routes == {
+        "/v1/chat": None if expected is None else frozenset(expected),
+        "/v1/any": None,
+    }

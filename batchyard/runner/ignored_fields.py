@@ -1,0 +1,36 @@
+"""Tells a batch which fields of its lines the engine ignores."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from batchyard.body_fields import ignored_fields
+from batchyard.logs import event_logger
+from batchyard.services.log_words import describe
+
+if TYPE_CHECKING:
+    from batchyard.body_fields import Routes
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+log = event_logger(__name__)
+
+_PATIENCE_SECONDS: Final = 10.0
+
+
+async def note_ignored(services: Services, batch: BatchRecord, routes: Routes | None) -> None:
+    """Record the fields that no route of the engine has. Raises nothing: no line depends on it.
+
+    Nothing is recorded of a batch that its tenant does not see.
+    """
+    if routes is None or batch.is_hidden:
+        return
+    ignored = ignored_fields(batch.options.fields, routes)
+    if ignored == batch.options.ignored:
+        return
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await services.store.batch_effects.note_ignored(batch.id, ignored)
+    except Exception as error:  # noqa: BLE001 - as above
+        log.warning("fields.not_noted", describe(error), batch=batch.id)

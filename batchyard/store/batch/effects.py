@@ -1,0 +1,49 @@
+"""What runners have found of a batch's requests: fields that have no effect in their engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+from sqlalchemy import update
+
+from batchyard.store.aggregate import Aggregate, writes
+from batchyard.store.batch.pages import lock_batch
+from batchyard.store.batch.rows import BATCHES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.batch.options import BatchOptions
+
+
+class BatchEffects(Aggregate):
+    """Writes what the options of a batch say of its fields.
+
+    Methods raise :class:`~batchyard.errors.RecordNotFound` where there is no such batch.
+    """
+
+    @writes
+    async def note_ignored(
+        self, connection: AsyncConnection, batch_id: str, ignored: Mapping[str, int]
+    ) -> None:
+        """Record the fields that an engine ignores, each with the lines that have it."""
+        options = (await lock_batch(connection, batch_id)).options
+        await _write(connection, batch_id, replace(options, ignored={**ignored}))
+
+    @writes
+    async def add_fewer_answers(
+        self, connection: AsyncConnection, batch_id: str, lines: int
+    ) -> None:
+        """Count further lines that got fewer answers than they ask for."""
+        options = (await lock_batch(connection, batch_id)).options
+        fewer = options.fewer_answers + lines
+        await _write(connection, batch_id, replace(options, fewer_answers=fewer))
+
+
+async def _write(connection: AsyncConnection, batch_id: str, options: BatchOptions) -> None:
+    await connection.execute(
+        update(BATCHES).where(BATCHES.c.id == batch_id).values(options=options)
+    )
