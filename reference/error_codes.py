@@ -99,7 +99,8 @@ INPUT: Final = (
     ),
     Code(
         "invalid_request",
-        "The line or its body is not an object, or a field is missing or has the wrong type.",
+        "The line or its body is not an object, or a field is missing or has the wrong type. In a "
+        "deep validation: vLLM's own rules refuse the request.",
         "`param` names the field. [The endpoints](../input-format.md#endpoints) says what each "
         "body needs. With `param` `file_id`, the input file has expired or was deleted: upload "
         "it again.",
@@ -183,25 +184,15 @@ INPUT: Final = (
     ),
     Code(
         "invalid_json_schema",
-        "Deep validation: the schema of the answer is not a JSON schema, or the engine's "
-        "structured outputs cannot use it.",
-        "Correct the schema. The message has the place in it, or the engine's own reason.",
+        "Deep validation: the engine's structured outputs cannot make answers of this schema, "
+        "expression, grammar or choice.",
+        "Correct it. The message has the engine's own reason.",
     ),
     Code(
-        "invalid_function_parameters",
-        "Deep validation: the parameters of a tool are not the JSON schema of an object.",
-        "Correct the schema. The message has the place in it.",
-    ),
-    Code(
-        "invalid_value",
-        "Deep validation: a tool has no name that a function may have, or `tool_choice` names "
-        "none of the tools.",
-        "Use 1 to 64 letters, digits, underscores or hyphens, and the same name in both places.",
-    ),
-    Code(
-        "invalid_type",
-        "Deep validation: `tools` is not a list of objects.",
-        "Correct `body.tools`.",
+        "unknown_parameter",
+        "Deep validation: the engine ignores a field of the line, because its request models do "
+        "not have it.",
+        "Correct or remove the field: see `field_ignored` below.",
     ),
     Code(
         "too_many_embedding_inputs",

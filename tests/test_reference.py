@@ -20,6 +20,8 @@ WITH_A_CODE_AT = {
     ("batchyard/lines.py", "_refuse"): 0,
     ("batchyard/body_policy.py", "Refusal"): 0,
     ("batchyard/deep_checks.py", "Refusal"): 0,
+    ("batchyard/engine/prompt_counting/request_models.py", "Refusal"): 0,
+    ("batchyard/engine/prompt_counting/request_models.py", "Refused"): 2,
     ("batchyard/lines.py", "BatchError"): 0,
     ("batchyard/steps/input_file.py", "BatchError"): 0,
     ("batchyard/steps/collect.py", "BatchError"): 0,

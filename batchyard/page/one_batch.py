@@ -155,6 +155,7 @@ def _facts(listed: ListedBatch) -> list[tuple[str, str]]:
         if batch.deduplicated_requests
         else ("Copies", ""),
         ("Flow run", batch.flow_run_id or ""),
+        *(("Warning", each.message) for each in batch.warnings),
     ]
     return [(name, text) for name, text in facts if text]
 

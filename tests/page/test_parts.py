@@ -468,6 +468,15 @@ async def test_the_table_has_costs_so_far_and_costs(services: Services) -> None:
     assert ("Cost", "0.080000 USD so far") in page.facts
 
 
+async def test_a_batch_says_its_warnings(services: Services) -> None:
+    batch = await samples.running(services, "Runs", owner="r", total=1_000, done=0.5)
+    await services.store.batch_effects.note_ignored(batch.id, {"max_token": 1_000})
+    page = await batch_page(services, batch.id, None, "http://x")
+    assert page is not None
+    said = "The engine ignores body.max_token, which is in 1,000 lines."
+    assert ("Warning", said) in page.facts
+
+
 def runner(**changes: object) -> RunnerRecord:
     values = {
         "id": "runner_1",

@@ -15,7 +15,7 @@ import json
 import re
 import time
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _MODELS: Final = {
     "/v1/chat/completions": (
@@ -35,13 +35,19 @@ _SCHEMA_SECONDS: Final = 120.0
 _MOST_SCHEMAS: Final = 10_000
 """Whose verdicts are remembered: most files have a handful."""
 _SHOWN_CHARS: Final = 300
+_INVALID: Final = "invalid_request"
 _INNER: Final = ("response_format", "json_schema")
 """Objects of which vLLM reads nothing but the fields of their models. Of tools, a template may read
 any; in messages, a processor."""
 _ORIGIN: Final = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 
-Refusal = tuple[str, str, str]
-"""Its code, a message, and the field: entries of a batch's errors."""
+
+class Refusal(NamedTuple):
+    """An entry of a batch's errors."""
+
+    code: str
+    message: str
+    param: str
 
 
 class NotKnown(Exception):
@@ -51,9 +57,9 @@ class NotKnown(Exception):
 class Refused(Exception):
     """vLLM refuses the request."""
 
-    def __init__(self, message: str, param: str = "body", code: str = "invalid_request") -> None:
+    def __init__(self, message: str, param: str = "body", code: str = _INVALID) -> None:
         super().__init__(message)
-        self.refusal: Refusal = (code, message, param)
+        self.refusal = Refusal(code, message, param)
 
 
 class RequestModels:
@@ -191,8 +197,8 @@ def _unknown(parsed: Any, given: list[str], body: dict[str, Any]) -> list[Refusa
             break
         found += [path + each for each in holder if each not in _names(type(inner))]
     return [
-        ("unknown_parameter", f"The engine ignores body.{_shown(each)}.", f"body.{_shown(each)}")
-        for each in found
+        Refusal("unknown_parameter", f"The engine ignores {param}.", param)
+        for param in (f"body.{_shown(each)}" for each in found)
     ]
 
 
