@@ -14,6 +14,7 @@ from batchyard.batch_options import Validation
 from batchyard.cli import options
 from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.cli.batch_view import error_words
+from batchyard.cli.ignored_fields import ignored_by_vllm
 from batchyard.cli.prompt_counter import counter_of
 from batchyard.dispatch import OfferedModels
 from batchyard.errors import StoreError
@@ -57,7 +58,7 @@ def estimate(
         Validation,
         typer.Option(
             help="`deep`: count tokens with the model's own tokenizer, and find prompts that are "
-            "too long for it, bad schemas and tools."
+            "too long for it, and bodies that vLLM refuses or reads in part."
         ),
     ] = Validation.BASIC,
     weights: Annotated[
@@ -102,12 +103,14 @@ def estimate(
     found, known, why_not = asyncio.run(
         _estimate(settings, parse_location(input_file), assumptions, tenant, find_counter)
     )
+    ignored = asyncio.run(ignored_by_vllm(settings, found.fields))
     if as_json:
-        print_object(_object(found, known))
+        print_object(_object(found, known) | {"ignored_fields": ignored})
     else:
         lines = [
             *_lines(found, known, why_not, assumptions),
             *_hours_lines(found, known, completion_window, window_seconds),
+            *(_line("warning", f"vLLM ignores body.{n}: {k:,} lines") for n, k in ignored.items()),
             *_errors(found),
         ]
         typer.echo("\n".join(lines))

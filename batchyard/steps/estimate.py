@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from batchyard.body_fields import FieldCounts
 from batchyard.cache import CacheShape, Reuse, ceiling, prefix_tree, simulate
 from batchyard.errors import InputRefused
 from batchyard.lengths import PROMPT_WORK, LengthHistory
@@ -34,7 +35,7 @@ from batchyard.storage.location import read_location
 from batchyard.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     import numpy.typing as npt
 
@@ -112,6 +113,8 @@ class Estimate:
     bad_lines: int = 0
     deep: DeepFindings | None = None
     """What a deep validation has counted, of all good lines; None: it was a basic one."""
+    fields: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """How many good lines have each field, by endpoint."""
 
 
 async def estimate_file(
@@ -170,6 +173,7 @@ class _Read:
     errors: tuple[BatchError, ...]
     bad_lines: int
     deep: DeepFindings | None
+    fields: Mapping[str, Mapping[str, int]]
 
 
 def _read(
@@ -189,6 +193,7 @@ def _read(
         chunk_requests=settings.chunk_requests,
         deduplicates=assumptions.deduplicates,
     )
+    fields = FieldCounts()
     errors: tuple[BatchError, ...] = ()
 
     def go_on() -> None:
@@ -203,12 +208,15 @@ def _read(
             lines = deep.lines(lines)
         for line in lines:
             planner.add(line)
+            fields.count(line.url, line.body)
         try:
             validator.finish(file)
         except InputRefused as refused:
             errors = refused.entries
     findings = None if deep is None else deep.findings
-    return _Read(planner, validator.model, errors, validator.bad_lines, findings)
+    return _Read(
+        planner, validator.model, errors, validator.bad_lines, findings, fields.by_endpoint()
+    )
 
 
 def _rules(settings: Settings, assumptions: Assumptions) -> Rules:
@@ -267,6 +275,7 @@ def _estimate_plan(
         order=order,
         errors=read.errors,
         bad_lines=read.bad_lines,
+        fields=read.fields,
     )
 
 

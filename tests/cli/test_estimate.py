@@ -11,6 +11,7 @@ import pytest
 from batchyard.hours import Hours, HoursWindow
 from batchyard.lengths import LengthClass, Lengths, bucket_of
 from tests.cli.conftest import Background, Ended, chat_line, with_store
+from tests.contract.engine.conftest import require_vllm
 from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
@@ -297,3 +298,15 @@ def test_a_deep_estimate_says_why_nothing_was_counted(alone: Run, tmp_path: Path
     ended = alone("estimate", "in.jsonl", "--validation", "deep")
     assert ended.status == 0
     assert "1 line not counted: PREFECT_API_URL is not set" in ended.stdout
+
+
+def test_fields_that_vllm_ignores_are_a_warning(alone: Run, tmp_path: Path) -> None:
+    require_vllm()
+    lines = [chat_line("a", "x"), chat_line("b", "x")]
+    for line in lines:
+        line["body"] |= {"guided_choice": ["a"], "top_p": 0.5, "service_tier": None}
+    write(tmp_path / "in.jsonl", lines)
+    ended = alone("estimate", str(tmp_path / "in.jsonl"))
+    assert ended.status == 0
+    assert "warning         vLLM ignores body.guided_choice: 2 lines" in ended.stdout
+    assert ended.stdout.count("vLLM ignores") == 1

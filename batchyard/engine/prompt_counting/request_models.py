@@ -1,8 +1,11 @@
 """What vLLM says of a request before it runs it: by its own request models and its own rules.
 
-Imported by ``script.py``, in the engine's environment. A request is given to the model that vLLM's
-route has for it, its options to vLLM's check of them, and its schema to the library that makes
-answers of it. What vLLM would find out later (media, an adapter's name) is not known here.
+Imported by ``script.py``, in the engine's environment. Run there as a script, it writes the routes
+that it knows as an OpenAPI document, as vLLM's server has them.
+
+A request is given to the model that vLLM's route has for it, its options to vLLM's check of them,
+and its schema to the library that makes answers of it. What vLLM would find out later (media, an
+adapter's name) is not known here.
 
 Written for vLLM 0.32. Where another release has its models elsewhere, nothing is known: that is
 said, and nothing is refused.
@@ -13,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -290,6 +294,19 @@ def _shown(name: object) -> str:
     return kept or "?"
 
 
+def description() -> dict[str, Any]:
+    """The routes and what their bodies may have, as OpenAPI describes them."""
+    paths: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
+    for url, place in _MODELS.items():
+        adapter = importlib.import_module("pydantic").TypeAdapter(_attribute(*place))
+        schema = adapter.json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        body = {"content": {"application/json": {"schema": schema}}}
+        paths[url] = {"post": {"requestBody": body}}
+    return {"paths": paths, "components": {"schemas": schemas}}
+
+
 def _known(value: int | None) -> int:
     if value is None:
         raise NotKnown
@@ -301,3 +318,7 @@ def _attribute(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise NotKnown from error
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(description()) + "\n")
