@@ -161,7 +161,11 @@ async def test_of_many_batches_the_latest_are_remembered(
 ) -> None:
     """A runner may live for months."""
     monkeypatch.setattr("batchyard.runner.batch_traits._MOST_BATCHES", 2)
-    traits = TraitsOfBatches(yard.services)
+
+    async def nothing(_: object) -> None:
+        pass
+
+    traits = TraitsOfBatches(yard.services, nothing)
     for name in "abc":
         await traits.of(await prepared(yard, name))
     assert len(traits._traits) == 2

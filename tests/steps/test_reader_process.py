@@ -60,7 +60,7 @@ json.loads(sys.stdin.readline())
 print(json.dumps({"max_model_len": 64}), flush=True)
 for line in sys.stdin:
     tokens = 3 if os.environ["TOKEN"] == "secret" else None
-    print(json.dumps([[tokens, tokens, True] for _ in json.loads(line)]), flush=True)
+    print(json.dumps([[tokens, tokens, True, []] for _ in json.loads(line)]), flush=True)
 """
 """Counts 3 for every line."""
 
