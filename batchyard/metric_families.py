@@ -44,12 +44,19 @@ QUEUED: Final = Family(
 WINDOW: Final = Family(
     "batchyard_engine_window",
     Kind.GAUGE,
-    "Requests that may be in the engine at once; fewer than usual after a crash of the engine.",
+    "Requests that may be in the engine at once; fewer than usual after a crash of the engine, or"
+    " while its server refuses some.",
 )
 READY: Final = Family(
     "batchyard_engine_ready",
     Kind.GAUGE,
     "1 if the engine takes requests; 0 while it loads or is started again.",
+)
+REFUSING: Final = Family(
+    "batchyard_engine_refusing_seconds",
+    Kind.GAUGE,
+    "For how long the engine's server has refused all requests, with 429, 503, a gateway's 502 or"
+    " 504, or broken connections; 0 if it takes them.",
 )
 LINE_SECONDS: Final = Family(
     "batchyard_line_seconds",
@@ -136,6 +143,7 @@ FAMILIES: Final = (
     INFLIGHT,
     QUEUED,
     WINDOW,
+    REFUSING,
     LINE_SECONDS,
     LIVE_INFLIGHT,
     LIVE_REQUESTS,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from batchyard.runner.window_request import WindowRequest
 
@@ -35,6 +36,10 @@ class Backlog:
         """How many are neither, and wait for :meth:`send_postponed`."""
         return len(self._postponed)
 
+    def all(self) -> Iterator[WindowRequest]:
+        """Each of them."""
+        return itertools.chain(self.queue, self._pausing, self._postponed)
+
     def put_first(self, requests: Sequence[WindowRequest]) -> None:
         """Queue these, in their order, in front of all others."""
         self.queue.extendleft(reversed(requests))
@@ -56,8 +61,7 @@ class Backlog:
 
     def withdraw(self, owner: Hashable) -> list[WindowRequest]:
         """Take out everything of the owner."""
-        places = (self.queue, self._pausing, self._postponed)
-        found = [request for place in places for request in place if request.owner == owner]
+        found = [request for request in self.all() if request.owner == owner]
         if found:
             queued = [request for request in self.queue if request.owner != owner]
             self.queue.clear()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from batchyard import metric_families as families
 from batchyard.engine.base import NoAnswer
 from batchyard.errors import EngineLost
+from batchyard.runner.refusals import REFUSAL_STATUSES
 from batchyard.runner.verdict import RETRIED_STATUSES
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 
 _BUCKETS: Final = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 _ENGINE_LOST: Final = "engine_lost"
 _INVALID_OUTPUT: Final = "invalid_output"
+_NAMED: Final = RETRIED_STATUSES | REFUSAL_STATUSES
 _RETRY_REASONS: Final = (
-    *(f"http_{status}" for status in sorted(RETRIED_STATUSES)),
+    *(f"http_{status}" for status in sorted(_NAMED)),
     "http_5xx",
     *(reason.value for reason in NoAnswer if reason is not NoAnswer.TIMEOUT),
     _ENGINE_LOST,
@@ -64,7 +66,7 @@ class RunnerCounts:
         if answer.no_answer is not None:
             reason = answer.no_answer.value
         else:
-            is_named = answer.status in RETRIED_STATUSES
+            is_named = answer.status in _NAMED
             reason = f"http_{answer.status}" if is_named else "http_5xx"
         self._retries[reason] += 1
 

@@ -40,6 +40,8 @@ class HeldChunks:
             self._renew, self.look, lease_seconds=services.settings.lease_seconds
         )
         self.backpressure = Backpressure()
+        self.refusing: str | None = None
+        """Why the engine's server takes nothing, in words; None: it does."""
         self._troubles: dict[LeaseKey, str | None] = {}
         """As they were recorded here."""
         self._one_ended = asyncio.Event()
@@ -96,7 +98,7 @@ class HeldChunks:
                     chunk.stop(actions[key])
 
     async def look_at_writes(self) -> None:
-        """Record why lines cannot be saved, or that a chunk's earlier trouble has ended.
+        """Record why lines wait, or that a chunk's earlier trouble has ended.
 
         If no line can be for the time of a lease, leave to others what is not begun.
         """
@@ -111,7 +113,9 @@ class HeldChunks:
     async def _record_troubles(self) -> None:
         for key, chunk in list(self.running.items()):
             before = chunk.lease.trouble
-            trouble = self.backpressure.trouble_of(key) or (None if chunk.is_prepared else before)
+            trouble = self.backpressure.trouble_of(key) or self.refusing
+            if trouble is None and not chunk.is_prepared:
+                trouble = before
             if trouble == self._troubles.get(key, before):
                 continue
             # If the database refuses, the next look tries again.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from batchyard import intervals
 from batchyard import metric_families as families
-from batchyard.errors import EngineLost, LeaseLost
+from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.runner.admission import AdmissionQueue
@@ -58,7 +58,13 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-_GAUGES = (families.READY, families.INFLIGHT, families.QUEUED, families.WINDOW)
+_GAUGES = (
+    families.READY,
+    families.INFLIGHT,
+    families.QUEUED,
+    families.WINDOW,
+    families.REFUSING,
+)
 _MOST_REFUSALS = 10
 """If the database refuses this many claims in a row, the runner gives up."""
 
@@ -196,6 +202,8 @@ class Runner:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        with contextlib.suppress(StoreError):
+            await self._progress.show_wait(None)
         await self._closing.aclose()
 
     async def serve(self, on_begin: _Begin | None = None) -> int:
@@ -415,12 +423,18 @@ class Runner:
         while True:
             await self._not_found.until_found(intervals.LOOK_SECONDS)
             held, catch_up = self._held, self._returns.catch_up
-            looks = (self._not_found.look, held.look, held.look_at_writes)
+            looks = (self._not_found.look, self._look_at_server, held.look, held.look_at_writes)
             for part in (*looks, self._report, catch_up, self._tidy):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better
                     log.warning("runner.not_seen", describe(error), runner=self._held.owner)
+
+    async def _look_at_server(self) -> None:
+        """Say why the engine's server takes nothing, if it does not."""
+        if self._pace is not None:
+            self._held.refusing = self._window.refusals.told()
+            await self._progress.show_wait(self._held.refusing)
 
     async def _tidy(self) -> None:
         """Remove inputs that are not needed any more. Other runners end with their batch."""
@@ -465,7 +479,7 @@ class Runner:
         socket = None
         if self._pace is not None and self._window.is_streaming:
             window = self._window
-            now = (1, window.in_flight, window.queued, window.limit)
+            now = (1, window.in_flight, window.queued, window.limit, window.refusals.seconds)
             gauges = dict(zip(gauges, now, strict=True))
             socket = self._engine.metrics_socket
         counters = self._counts.counters()

@@ -20,6 +20,8 @@ class ShownProgress:
         self._batch_id = batch_id
         self._answered_before = 0
         self._total = 0
+        self._answered = 0
+        self._wait: str | None = None
 
     def begin(self, counts: RequestCounts) -> None:
         """What the batch has already."""
@@ -39,6 +41,19 @@ class ShownProgress:
 
     def show_answers(self, answered: int) -> None:
         """How many requests of the batch the runner has answered."""
+        self._answered = answered
         if self._batch_id is not None:
             done = min(self._answered_before + answered, self._total)
-            self._services.on_progress(Progress(self._batch_id, "running", done, self._total))
+            wait = self._wait or ""
+            self._services.on_progress(Progress(self._batch_id, "running", done, self._total, wait))
+
+    async def show_wait(self, reason: str | None) -> None:
+        """Why nothing is answered now; None: something is.
+
+        It is in the batch's row, too. Raises :class:`~batchyard.errors.StoreError`.
+        """
+        if self._batch_id is None or reason == self._wait:
+            return
+        self._wait = reason
+        self.show_answers(self._answered)
+        await self._services.store.batch_schedule.record_wait(self._batch_id, reason)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from batchyard.endpoints import ENDPOINTS
-from batchyard.engine.base import Abort, EngineRequest, NoAnswer
+from batchyard.engine.base import Abort, NoAnswer
 from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.logs import event_logger
 from batchyard.results import new_request_id, not_served
@@ -31,6 +31,7 @@ from batchyard.runner.hang_watch import HangWatch
 from batchyard.runner.kv_room import KvRoom
 from batchyard.runner.missing_endpoints import missing_endpoints, routes_of
 from batchyard.runner.options_in_use import OptionsInUse
+from batchyard.runner.refusals import Refusals
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.room import room_for_bodies, room_for_sequences
 from batchyard.runner.seats import Seats
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
 
     from batchyard.body_fields import Routes
-    from batchyard.engine.base import Engine, EngineAnswer, StartProgress
+    from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
     from batchyard.results import ResultLine
     from batchyard.runner.company import Company
     from batchyard.runner.window_request import WindowRequest
@@ -112,6 +113,13 @@ class Window:
         self._departures = Departures()
         self._tags = itertools.count(1)
         self._crashes = Crashes(self.size)
+        self.refusals = Refusals(
+            self.size,
+            self._retry,
+            in_flight=lambda: len(self._in_flight),
+            others=lambda: itertools.chain(self._in_flight.values(), self._backlog.all()),
+            on_open=self._feed_ready.set,
+        )
         self._watch: HangWatch
         self._is_hung = False
         self._is_streaming = False
@@ -287,7 +295,7 @@ class Window:
     @property
     def limit(self) -> int:
         """How many requests may be in the engine now."""
-        return self._crashes.limit
+        return min(self._crashes.limit, self.refusals.limit)
 
     @property
     def needs_quiet(self) -> bool:
@@ -327,6 +335,7 @@ class Window:
 
     def _end(self) -> None:
         self._backlog.end()
+        self.refusals.end()
         self._departures.end()
         self._changed.set()
 
@@ -411,17 +420,7 @@ class Window:
                 self._in_flight[tag] = request
                 self.kv_room.take(request)
                 self.seats.take(request)
-                request.request_id = new_request_id()
-                request.sent_at = time.monotonic()
-                yield EngineRequest(
-                    tag,
-                    request.url,
-                    request.body,
-                    request.request_id,
-                    request.content_type,
-                    request.of_batch,
-                    request.sequences,
-                )
+                yield request.sent(tag)
             else:
                 self._feed_ready.clear()
                 await self._feed_ready.wait()
@@ -429,6 +428,7 @@ class Window:
     @property
     def _has_room(self) -> bool:
         is_open = self._may_send() and (self._gate is None or self._gate.is_open)
+        is_open = is_open and self.refusals.is_open
         has_seat = len(self._in_flight) < self._crashes.limit
         return is_open and has_seat and self.kv_room.is_there_for(self._queue[0])
 
@@ -448,13 +448,14 @@ class Window:
             # An aborted request is no sign that the engine can answer one.
             self._crashes.without_answer = 0
         self._crashes.clear(request)
-        request.attempts += 1
+        is_attempt = is_aborted or self.refusals.answered(request, answer)
+        request.attempts += is_attempt
         is_departing = request.owner in self._departures
         if is_aborted and is_departing:
             self._leave(request)
         elif self._options.is_trial and not is_departing and not is_good(answer):
             # It may be the options' fault, which are to cost no line.
-            request.attempts -= 1
+            request.attempts -= is_attempt
             self._backlog.postpone(request)
         elif not is_retriable(answer) or request.attempts >= self._retry.attempts:
             self._conclude(request, answer, is_departing=is_departing)
@@ -480,7 +481,8 @@ class Window:
     def _pause(self, request: WindowRequest, answer: EngineAnswer) -> None:
         """Try it again later. The slot stays taken: an engine that asks for a pause gets less."""
         self.counts.retried(answer)
-        seconds = self._retry.pause_seconds(request.attempts, answer.retry_after_seconds)
+        failures = max(request.attempts, request.refusals)
+        seconds = self._retry.pause_seconds(failures, answer.retry_after_seconds)
         self._backlog.pause(request, seconds)
 
     def _take_back(self, error: Exception, *, is_innocent: bool) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.engine.base import NO_TRAITS
+from batchyard.engine.base import NO_TRAITS, EngineRequest
+from batchyard.results import new_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -47,6 +49,14 @@ class WindowRequest:
     sent_at: float = 0.0
     """By the monotonic clock, of the attempt that is in the engine."""
     attempts: int = 0
+    """Those that count: see :mod:`batchyard.runner.refusals`."""
+    refusals: int = 0
+    """How often in a row the server has said that it takes no request now, and since when: the time
+    at which the first of these attempts was sent, and that of the last refusal."""
+    first_refused_at: float = 0.0
+    refused_at: float = 0.0
+    doubts: int = 0
+    """How many of them were its own fault, as the answers to others show."""
     strikes: int = 0
     is_suspect: bool = False
     fail: Callable[[Exception], None] | None = None
@@ -54,3 +64,17 @@ class WindowRequest:
     again: Callable[[EngineAnswer], bool] | None = None
     """Whether a final answer is not the last one: the request, which it may change, is sent once
     more. It raises nothing."""
+
+    def sent(self, tag: int) -> EngineRequest:
+        """The next attempt, which is sent now."""
+        self.request_id = new_request_id()
+        self.sent_at = time.monotonic()
+        return EngineRequest(
+            tag,
+            self.url,
+            self.body,
+            self.request_id,
+            self.content_type,
+            self.of_batch,
+            self.sequences,
+        )

@@ -945,7 +945,7 @@ async def test_attempts_after_a_failure_are_counted_by_its_kind() -> None:
         a = Owner(window, "a")
         await a.submit("busy", "broken", "late", "lost", "refused", "quick")
         await a.has(6)
-        expected = {"http_429": 2, "http_5xx": 2, "http_408": 2, "connection_lost": 1}
+        expected = {"http_429": 2, "http_503": 2, "http_408": 2, "connection_lost": 1}
         assert counted(window, RETRIES) == expected
         # A lost connection is no answer.
         buckets = counted(window, LINE_SECONDS)
