@@ -23,6 +23,8 @@ _STRIKES: Final = 2
 _CRASHES_WITHOUT_ANSWER: Final = 10
 """After this many crashes in a row without an answer, the engine is not restarted."""
 _LONGEST_RESTART_PAUSE_SECONDS: Final = 30.0
+_MOST_DOUBLINGS: Final = 64
+"""Many more would not fit into a float."""
 
 
 class Crashes:
@@ -30,10 +32,11 @@ class Crashes:
 
     After a crash, all requests in flight are suspects and run again in a smaller group, until the
     one that crashes the engine runs alone: that counts as a strike against it. A suspect that gets
-    an answer is cleared; after the last one, ``limit`` is ``size`` again.
+    an answer is cleared; after the last one, ``limit`` is ``size`` again. ``waits_for_server``: a
+    server of somebody else's that was lost is waited for, as long as its batches' windows last.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, waits_for_server: bool = False) -> None:
         self.limit = size
         """Requests in the engine, at most."""
         self.without_answer = 0
@@ -41,12 +44,14 @@ class Crashes:
         self.accused: WindowRequest | None = None
         """The one that is to run without company, to show whether it crashes the engine."""
         self._size = size
+        self._waits_for_server = waits_for_server
+        self._not_ready = 0
         self._suspects = 0
 
     @property
     def pause_seconds(self) -> float:
         """How long to wait before the engine is started again."""
-        pause = math.ldexp(0.05, self.without_answer)
+        pause = math.ldexp(0.05, min(self.without_answer + self._not_ready, _MOST_DOUBLINGS))
         return min(pause, _LONGEST_RESTART_PAUSE_SECONDS)
 
     @property
@@ -58,16 +63,21 @@ class Crashes:
         """Whether the engine runs after this ``start``; False: it is to be started once more.
 
         A server of somebody else's that is not ready yet counts as another crash without an
-        answer. Raises what ``start`` raises otherwise, or when there are too many.
+        answer, unless it is waited for. Raises what ``start`` raises otherwise, or when there are
+        too many.
         """
         try:
             await start
         except EngineNotReady as error:
-            self.without_answer += 1
+            if not self._waits_for_server:
+                self.without_answer += 1
             if self.are_too_many:
                 raise
-            log.warning("engine.lost", f"it is not back yet: {describe(error)}")
+            if not (self._waits_for_server and self._not_ready):
+                log.warning("engine.lost", f"it is not back yet: {describe(error)}")
+            self._not_ready += self._waits_for_server
             return False
+        self._not_ready = 0
         return True
 
     def accuse(self, request: WindowRequest, *, in_company: bool) -> None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from batchyard.engine.base import NoAnswer
 from batchyard.logs import event_logger
 from batchyard.runner.retry_policy import honoured
-from batchyard.time_words import duration
+from batchyard.time_words import duration, moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -58,17 +57,12 @@ class Refusing:
 
     since: float
     """Unix time of the first refusal after which nothing was taken."""
-    status: int | None
-    """Of the last refusal; None: the connection broke."""
-    retry_after_seconds: float | None
+    last: str
+    """What it said to the last request: status and ``Retry-After``, never a body."""
 
     def words(self) -> str:
         """For everyone who may see a batch that waits for it."""
-        parts = ["its connections break" if self.status is None else f"HTTP {self.status}"]
-        if self.retry_after_seconds:
-            parts.append(f"Retry-After {duration(self.retry_after_seconds)}")
-        since = datetime.fromtimestamp(self.since, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return f"the engine's server has taken no requests since {since} ({', '.join(parts)})"
+        return f"the engine's server has taken no requests since {moment(self.since)} ({self.last})"
 
 
 class Refusals:
@@ -145,6 +139,10 @@ class Refusals:
             self._taken(request)
         return True
 
+    def not_reached(self) -> None:
+        """The server was lost, and is not there yet."""
+        self._refuses("it cannot be reached, or is not ready")
+
     def end(self) -> None:
         """Nothing more is sent."""
         for timer in filter(None, (self._opening, self._growing)):
@@ -161,6 +159,10 @@ class Refusals:
         if is_news and (self.refusing is not None or self.limit < self._size):
             self._takes(1)
 
+    def _refuses(self, said: str) -> None:
+        since = time.time() if self.refusing is None else self.refusing.since
+        self.refusing = Refusing(since, said)
+
     def _takes(self, more: int) -> None:
         """The server has taken a request since the gate was opened."""
         self.refusing = None
@@ -169,9 +171,9 @@ class Refusals:
 
     def _refused(self, request: WindowRequest, answer: EngineAnswer) -> bool:
         now = time.monotonic()
-        since = time.time() if self.refusing is None else self.refusing.since
         asked = honoured(answer.retry_after_seconds)
-        self.refusing = Refusing(since, answer.status, asked)
+        said = "its connections break" if answer.status is None else f"HTTP {answer.status}"
+        self._refuses(f"{said}, Retry-After {duration(asked)}" if asked else said)
         self._refusal_seconds = now - request.sent_at
         if not request.doubts:
             pause = asked or 0.0

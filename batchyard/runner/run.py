@@ -172,6 +172,8 @@ class Runner:
                     company=self._live,
                     options=self._options,
                     may_send=lambda: self._held.standstill.is_over,
+                    # There is no other runner for its batch, which would fail with all its lines.
+                    waits_for_server=self.batch_id is not None,
                 )
             )
             self._held.standstill.on_over = self._window.wake

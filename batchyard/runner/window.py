@@ -65,6 +65,9 @@ class Window:
     alone: then :attr:`needs_quiet` asks the company to stay away while it runs again. An engine
     that makes no progress on requests in flight for ``hang_seconds`` counts as crashed.
 
+    A remote server that was lost and is not back soon ends the window, so that another machine may
+    try; with ``waits_for_server`` it is waited for.
+
     Nothing is sent while ``may_send`` says no; when it says yes again, call :meth:`wake`.
     """
 
@@ -80,6 +83,7 @@ class Window:
         company: Company | None = None,
         options: OptionsInUse | None = None,
         may_send: Callable[[], bool] = lambda: True,
+        waits_for_server: bool = False,
     ) -> None:
         self.size = engine.window_size
         """Requests in flight, at most."""
@@ -112,7 +116,7 @@ class Window:
         self._aborts: deque[int] = deque()
         self._departures = Departures()
         self._tags = itertools.count(1)
-        self._crashes = Crashes(self.size)
+        self._crashes = Crashes(self.size, waits_for_server=waits_for_server)
         self.refusals = Refusals(
             self.size,
             self._retry,
@@ -349,6 +353,8 @@ class Window:
                     is_started = await self._crashes.runs_after(
                         self._options.start(self._on_restart)
                     )
+                    if not is_started:
+                        self.refusals.not_reached()
                 self._is_changing = False
                 self._changed.set()
                 self.send_postponed()

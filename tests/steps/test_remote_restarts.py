@@ -14,11 +14,11 @@ from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import crashes
+from batchyard.runner import crashes, refusals
 from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
 from tests.patience import PATIENCE
-from tests.steps.conftest import Yard, chat_line
+from tests.steps.conftest import Yard, chat_line, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -129,6 +129,25 @@ async def test_a_remote_server_that_is_restarted_costs_no_line(yard: Yard, serve
     async with in_the_middle_of_a_batch(yard, server):
         await server.stop()
         await asyncio.sleep(0.5)
+        await server.start()
+
+
+async def test_a_server_that_is_away_for_long_costs_a_batch_without_another_runner_no_line(
+    yard: Yard, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for until it is back, not ten times only; the batch says so meanwhile."""
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(refusals, "_TOLD_SECONDS", 0.1)
+    async with in_the_middle_of_a_batch(yard, server):
+        await server.stop()
+        (batch_id,) = await yard.services.store.batches.in_progress_of(MODEL)
+
+        async def says_so() -> bool:
+            batch = await yard.services.store.batches.get(batch_id)
+            return "it cannot be reached, or is not ready" in (batch.wait_reason or "")
+
+        await until(says_so)
+        await asyncio.sleep(1.0)
         await server.start()
 
 
