@@ -44,6 +44,7 @@ _LEAST_TAKEN_SECONDS: Final = 2.0
 an answer of a language model may need minutes."""
 _TOLD_SECONDS: Final = 5.0
 """What is over sooner is not reported."""
+_TOLD_AGAIN_SECONDS: Final = 600.0
 
 
 def is_refusal(answer: EngineAnswer) -> bool:
@@ -102,6 +103,7 @@ class Refusals:
         self._taken_sent_at = 0.0
         """When the last request was sent that the server has served."""
         self._proved_at = -_PROOF_SECONDS
+        self._told_at = -_TOLD_AGAIN_SECONDS
         self._is_told = False
 
     @property
@@ -126,9 +128,10 @@ class Refusals:
                 log.info("engine.accepting")
             return None
         words = self.refusing.words()
-        if not self._is_told:
-            self._is_told = True
-            log.warning("engine.refusing", f"{words}; no line fails for it. The batch waits.")
+        # A limit of requests a minute is met every minute.
+        if not self._is_told and time.monotonic() - self._told_at >= _TOLD_AGAIN_SECONDS:
+            self._is_told, self._told_at = True, time.monotonic()
+            log.warning("engine.refusing", f"{words}. Batches wait for it; no line fails.")
         return words
 
     def answered(self, request: WindowRequest, answer: EngineAnswer) -> bool:

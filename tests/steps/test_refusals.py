@@ -20,11 +20,15 @@ from batchyard.engine.base import EngineAnswer, NoAnswer
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
+from batchyard.metric_families import REFUSING
 from batchyard.runner import refusals
 from batchyard.runner.refusals import is_refusal
 from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.runner.run import Runner
 from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
+from batchyard.store import ChunkStatus
+from tests.contract.store.samples import chunks_in
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line, until
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from batchyard.results import ResultLine
+    from batchyard.store import BatchRecord
 
 MODEL = "stub-model"
 ANSWER = {"object": "chat.completion", "choices": [], "usage": {}}
@@ -404,6 +409,71 @@ def test_other_statuses_are_about_the_request(status: int) -> None:
 def test_our_own_failure_is_no_refusal() -> None:
     assert not is_refusal(EngineAnswer(1, None, no_answer=NoAnswer.FAILED))
     assert not is_refusal(EngineAnswer(1, None, no_answer=NoAnswer.TIMEOUT))
+
+
+@contextlib.asynccontextmanager
+async def a_batch_that_waits(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[str, asyncio.Task[BatchRecord]]]:
+    """Three of its lines are answered; the server refuses the others for an hour."""
+    monkeypatch.setattr(refusals, "_TOLD_SECONDS", 0.1)
+    busy = Fault(FaultKind.ANSWER, status=503, retry_after_seconds=3600.0, skip=3)
+    yard.use(StubEngine(max_num_seqs=1, faults=[busy]))
+    batch_id = await yard.create([chat_line(f"id-{n}") for n in range(20)])
+    finishing = asyncio.create_task(yard.finish(batch_id))
+
+    async def waits() -> bool:
+        return (await yard.services.store.batches.get(batch_id)).wait_reason is not None
+
+    await until(waits)
+    yield batch_id, finishing
+    finishing.cancel()
+    await asyncio.wait([finishing])
+
+
+async def test_a_batch_says_that_its_server_refuses(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its row, which commands, API and page show, and in that of its chunk."""
+    async with a_batch_that_waits(yard, monkeypatch) as (batch_id, _):
+        reason = (await yard.services.store.batches.get(batch_id)).wait_reason
+        assert reason is not None
+        assert reason.endswith("(HTTP 503, Retry-After 1 h 0 min)")
+
+        async def of_chunk() -> bool:
+            chunks = await chunks_in(yard.services.store, batch_id)
+            return reason in {chunk.trouble for chunk in chunks}
+
+        await until(of_chunk)
+
+
+async def test_a_batch_whose_server_refuses_is_cancelled_at_once_and_keeps_what_is_finished(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_batch_that_waits(yard, monkeypatch) as (batch_id, finishing):
+        await yard.services.store.batches.cancel(batch_id)
+        async with asyncio.timeout(PATIENCE * 5):
+            batch = await finishing
+        assert (batch.status, batch.counts.completed) == (BatchStatus.CANCELLED, 3)
+        assert batch.wait_reason is None
+
+
+async def test_a_runner_whose_server_refuses_drains_at_once(yard: Yard) -> None:
+    busy = Fault(FaultKind.ANSWER, status=503, retry_after_seconds=3600.0)
+    yard.use(StubEngine(faults=[busy]))
+    batch_id = await yard.prepared([chat_line(f"id-{n}") for n in range(5)])
+    async with Runner(yard.services, MODEL) as runner:
+        serving = asyncio.create_task(runner.serve())
+
+        async def is_refusing() -> bool:
+            return runner.figures().gauges[REFUSING.name] > 0
+
+        await until(is_refusing)
+        runner.drain()
+        async with asyncio.timeout(PATIENCE * 5):
+            assert await serving == 0
+    chunks = await chunks_in(yard.services.store, batch_id)
+    assert {(chunk.status, chunk.trouble) for chunk in chunks} == {(ChunkStatus.PENDING, None)}
 
 
 async def test_an_engine_of_our_own_that_refuses_costs_no_line(yard: Yard) -> None:

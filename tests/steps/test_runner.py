@@ -11,7 +11,7 @@ from batchyard import intervals
 from batchyard.control.reconcile import Watch, reconcile
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import EngineLost, StoreUnavailable
-from batchyard.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, WINDOW
+from batchyard.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, REFUSING, WINDOW
 from batchyard.runner.run import Runner
 from batchyard.services import patience
 from batchyard.store import ChunkStatus, RunnerKind
@@ -432,12 +432,13 @@ async def test_a_runners_numbers_are_those_of_its_engine_while_it_serves(yard: Y
     yard.use(StubEngine(MODEL, max_num_seqs=8, latency=3600.0))
     batch_id = await yard.prepared(lines(3))
     runner = Runner(yard.services, MODEL, batch_id=batch_id)
-    nothing = dict.fromkeys((each.name for each in (READY, INFLIGHT, QUEUED, WINDOW)), 0)
+    names = [each.name for each in (READY, INFLIGHT, QUEUED, WINDOW, REFUSING)]
+    nothing = dict.fromkeys(names, 0)
     assert runner.figures().gauges == nothing
     async with runner:
         serving = asyncio.create_task(runner.serve())
         await until(lambda: yard.engine.running == 3)
-        now = {READY.name: 1, INFLIGHT.name: 3, QUEUED.name: 0, WINDOW.name: 16}
+        now = dict(zip(names, (1, 3, 0, 16, 0), strict=True))
         assert runner.figures().gauges == now
         serving.cancel()
         await asyncio.wait([serving])
