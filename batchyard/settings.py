@@ -326,8 +326,10 @@ class Settings(BaseSettings):
     """How long an engine with requests may produce no token before it counts as hung and is
     restarted."""
     request_attempts: int = Field(default=5, ge=1)
-    """How often a request is attempted if it gets 408, 409, 425, 429, 5xx or no answer. Half a
-    second passes before the second attempt, and twice as long before each further one."""
+    """How often a request is attempted if it gets 408, 409, 425 or 500. Half a second passes before
+    the second attempt, and twice as long before each further one. An answer that says that the
+    server takes no requests now, such as 429 or 503, counts only if it is about this one request:
+    others were answered meanwhile."""
     allow_private_urls: bool = False
     """Whether clients' URLs may use http and lead to any address; for development only."""
     internal_networks: list[IPvAnyNetwork] = Field(default_factory=list)

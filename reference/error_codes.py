@@ -81,7 +81,7 @@ LINES: Final = (
     ),
     Code(
         "answer_too_long",
-        "A 502 in `response`: a remote server's answer was longer than 256 MiB.",
+        "A 500 in `response`: a remote server's answer was longer than 256 MiB.",
         "Ask for less in one request, for example fewer embeddings.",
     ),
 )

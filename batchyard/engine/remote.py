@@ -303,7 +303,7 @@ class RemoteEngine:
             ) as response:
                 answer = await read_up_to(response, MAX_ANSWER_BYTES)
                 if answer is None:
-                    return EngineAnswer(request.tag, 502, _TOO_LONG)
+                    return EngineAnswer(request.tag, 500, _TOO_LONG)
                 retry_after = retry_after_seconds(response.headers.get("Retry-After"))
                 await self._check_is_of_line(response.status, answer)
                 return http_answer(
