@@ -121,11 +121,15 @@ class Refusals:
 
         Logs the beginning and the end. Call it every second or so.
         """
-        is_long = self.refusing is not None and self.seconds >= _TOLD_SECONDS
-        if self.refusing is None or not is_long:
-            if self._is_told and self.refusing is None:
+        if self._opening is None and not any(True for _ in self._others()):
+            # Nothing waits, so it is not known whether the server still refuses.
+            self.refusing = None
+        if self.refusing is None:
+            if self._is_told:
                 self._is_told = False
                 log.info("engine.accepting")
+            return None
+        if self.seconds < _TOLD_SECONDS:
             return None
         words = self.refusing.words()
         # A limit of requests a minute is met every minute.

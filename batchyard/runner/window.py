@@ -539,14 +539,6 @@ class Window:
         if result is None:
             self.withdrawn += 1
         else:
-            self._deliver(request, result)
+            request.hand_over(result)
         if request.owner in self._departures:
             self._departures.left(request.owner)
-
-    def _deliver(self, request: WindowRequest, result: ResultLine) -> None:
-        try:
-            request.deliver(request.ordinal, result)
-        except Exception as error:  # noqa: BLE001 - other owners' requests are on the same stream
-            log.warning("result.not_accepted", type(error).__name__, owner=request.owner)
-            if request.fail is not None:
-                request.fail(error)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.engine.base import NO_TRAITS, EngineRequest
+from batchyard.logs import event_logger
 from batchyard.results import new_request_id
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import BatchTraits, EngineAnswer
     from batchyard.results import ResultLine
+
+log = event_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +67,15 @@ class WindowRequest:
     again: Callable[[EngineAnswer], bool] | None = None
     """Whether a final answer is not the last one: the request, which it may change, is sent once
     more. It raises nothing."""
+
+    def hand_over(self, result: ResultLine) -> None:
+        """Give the result to the owner, with what it raises."""
+        try:
+            self.deliver(self.ordinal, result)
+        except Exception as error:  # noqa: BLE001 - other owners' requests are on the same stream
+            log.warning("result.not_accepted", type(error).__name__, owner=self.owner)
+            if self.fail is not None:
+                self.fail(error)
 
     def sent(self, tag: int) -> EngineRequest:
         """The next attempt, which is sent now."""

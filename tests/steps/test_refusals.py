@@ -401,6 +401,23 @@ async def test_what_waits_says_since_when_and_with_what() -> None:
         await window.withdraw("a", abort=True)
 
 
+async def test_a_server_that_nothing_waits_for_is_not_said_to_refuse() -> None:
+    """The batch was cancelled, and nobody has asked the server since."""
+    server = Server(lambda *_: refusal(503))
+    async with window_on(server) as (window, lines):
+        await lines.submit("line")
+
+        async def is_refusing() -> bool:
+            return window.refusals.refusing is not None
+
+        async def is_forgotten() -> bool:
+            return window.refusals.told() is None and not window.refusals.seconds
+
+        await until(is_refusing)
+        await window.withdraw("a", abort=True)
+        await until(is_forgotten)
+
+
 @pytest.mark.parametrize("status", [400, 404, 408, 409, 413, 422, 425, 500, 501])
 def test_other_statuses_are_about_the_request(status: int) -> None:
     assert not is_refusal(EngineAnswer(1, status))
