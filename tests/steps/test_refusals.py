@@ -55,7 +55,8 @@ class Server:
         self.refused: list[str] = []
         self.served: list[str] = []
         self.now = 0
-        self.most = 0
+        self.rounds: list[tuple[int, int]] = []
+        """As each came: how many were in the server, and how many it had served."""
         self.seconds = 0.01
 
     @property
@@ -72,7 +73,7 @@ class Server:
         text = body["messages"][0]["content"]
         self.sent.append((self.age, text))
         self.now += 1
-        self.most = max(self.most, self.now)
+        self.rounds.append((self.now, len(self.served)))
         try:
             refusal = self.judge(self, text)
             if refusal is not None:
@@ -268,13 +269,12 @@ async def test_a_server_that_is_back_gets_twice_as_much_with_each_round() -> Non
     server.seconds = 0.05
     async with window_on(server) as (window, lines):
         await lines.submit(*(f"line {n}" for n in range(60)))
-        await lines.has(1)
-        first = [at for at, _ in server.sent if at > 0.5][:3]
         await lines.has(60)
         assert window.refusals.limit > 30
         assert window.refusals.refusing is None
-    # One probe, and the next two when it was answered.
-    assert first[1] - first[0] > 0.04
+    since = server.rounds[len(server.refused) :]
+    # One probe, and one more for each that was served; a few if this machine is slow.
+    assert all(now <= served + 8 for now, served in since)
 
 
 async def test_a_server_that_takes_minutes_for_an_answer_is_full_before_the_first() -> None:
@@ -322,7 +322,7 @@ async def test_a_line_that_is_refused_while_others_are_served_fails_with_its_las
         await lines.has(401)
         assert sorted(set(lines.statuses())) == [200, 502]
         # The first refusal shows nothing yet.
-        assert 4 <= len(server.refused) <= 6
+        assert len(server.refused) >= 4
         assert lines.statuses().count(502) == 1
 
 
@@ -354,8 +354,8 @@ async def test_a_429_is_not_the_lines_for_a_long_time() -> None:
     """It may need more of a limit than what is left while others are served."""
     server = Server(lambda _, text: refusal(429) if "bad" in text else None)
     async with window_on(server) as (_, lines):
-        await lines.submit("bad", *(f"line {n}" for n in range(300)))
-        await lines.has(300)
+        await lines.submit("bad", *(f"line {n}" for n in range(1000)))
+        await lines.has(1000)
         await asyncio.sleep(0.5)
         assert set(lines.statuses()) == {200}
         assert server.refused.count("bad") > 4
@@ -363,11 +363,11 @@ async def test_a_429_is_not_the_lines_for_a_long_time() -> None:
 
 async def test_an_outage_at_the_end_of_a_batch_costs_no_line() -> None:
     """The last lines are refused right after others were served."""
-    server = Server(lambda server, _: refusal(503) if len(server.served) > 30 else None)
-    async with window_on(server) as (window, lines):
+    server = Server(lambda server, _: refusal(503) if len(server.sent) > 30 else None)
+    async with window_on(server, RetryPolicy(1, 0.01, 0.2)) as (window, lines):
         await lines.submit(*(f"line {n}" for n in range(40)))
         await asyncio.sleep(1.5)
-        assert set(lines.statuses()) == {200}
+        assert lines.statuses() == [200] * 30
         server.judge = lambda *_: None
         await lines.has(40)
         assert set(lines.statuses()) == {200}
