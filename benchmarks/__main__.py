@@ -17,12 +17,10 @@ from benchmarks import (
     batch_list,
     cache_isolation,
     chain,
-    internet_scale,
     kill,
     lengths,
     lifecycle,
     live_gaps,
-    many_engines,
     million,
     no_barrier,
     other_tools,
@@ -33,14 +31,11 @@ from benchmarks import (
     rss_flat,
     shared_roots,
     shared_server,
-    tuning,
     turns,
-    two_runners,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def lifecycle_section() -> str:
@@ -76,40 +71,30 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "live_gaps": live_gaps.section,
     "million": million.section,
     "turns": turns.section,
-    "two_runners": two_runners.section,
     "lengths": lengths.section,
-    "many_engines": many_engines.section,
     "shared_roots": shared_roots.section,
-    "tuning": tuning.section,
     "chain": chain.section,
     "api_load": api_load.section,
     "batch_list": batch_list.section,
 }
 """In the order of the page."""
-SECTIONS_ELSEWHERE: dict[str, tuple[Callable[[], str], Path]] = {
-    "internet_scale": (internet_scale.section, page.SCALE_PAGE),
-}
-"""With pages of their own."""
 
 
 def main(names: list[str]) -> int:
-    sections = {name: (measure, page.PAGE) for name, measure in SECTIONS.items()}
-    sections |= SECTIONS_ELSEWHERE
-    if unknown := [name for name in names if name not in sections]:
-        print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(sections)}")
+    if unknown := [name for name in names if name not in SECTIONS]:
+        print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
         return 2
     failed = []
-    for name in names or sections:
+    for name in names or SECTIONS:
         began = time.monotonic()
         print(f"{name} …", end=" ", flush=True)
         try:
-            measure, path = sections[name]
-            page.write(name, measure(), path)
+            page.write(name, SECTIONS[name]())
         except (Exception, SystemExit):  # noqa: BLE001 - whatever it is, the others go on
             traceback.print_exc()
             failed.append(name)
         print(f"{time.monotonic() - began:.0f} s", flush=True)
-    print(f"written: {page.PAGE.parent}")
+    print(f"written: {page.PAGE}")
     if failed:
         print(f"failed, to be measured again: python -m benchmarks {' '.join(failed)}")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""`make bench-gpu MODEL=path`: B1 to B3, KV cache in main memory and a grid of options on a GPU.
+"""`make bench-gpu MODEL=path`: B1 to B3 on a GPU, with any options of vLLM.
 
 Into docs/benchmarks-gpu.md, table after table, each when it is measured.
 
@@ -10,17 +10,17 @@ the prompts share, counted by the model's own tokenizer.
 from __future__ import annotations
 
 import argparse
-import asyncio
+import shlex
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import inputs, kv_offload, no_barrier, overhead, page, plan_gain, timed, tuning
+from benchmarks import inputs, no_barrier, overhead, page, plan_gain, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _SAMPLE_REQUESTS = 20
 _LEAST_BLOCKS = plan_gain.MODEL_TOKENS // plan_gain.BLOCK_SIZE + 4
@@ -43,7 +43,6 @@ class Size:
     sequences: int
     tail: int
     part: int
-    grid: tuning.GridSize
 
 
 WHOLE = Size(
@@ -52,7 +51,6 @@ WHOLE = Size(
     sequences=64,
     tail=6_000,
     part=640,
-    grid=tuning.GridSize(requests=6_000, tuned=12_000, words=400, output=256, seats=256),
 )
 SHORT = Size(
     plan_gain.Size(unshared=150),
@@ -60,7 +58,6 @@ SHORT = Size(
     sequences=64,
     tail=2_000,
     part=192,
-    grid=tuning.GridSize(requests=1_000, tuned=3_000, words=200, output=64, seats=128),
 )
 """For a GPU that one has for a quarter of an hour; most of that is starts of engines."""
 
@@ -80,10 +77,13 @@ def check(model: str) -> None:
         )
 
 
-def measure(model: str, *, on_cpu: bool = False, size: Size = WHOLE) -> Iterator[str]:
+def measure(
+    model: str, *, on_cpu: bool = False, size: Size = WHOLE, options: Sequence[str] = ()
+) -> Iterator[str]:
     """What the page is to say, part after part: what it is about, then a part for each table.
 
-    A table that could not be measured is a part that says why; the others are measured anyway.
+    ``options``: further ones of every engine, which override those of the benchmarks. A table that
+    could not be measured is a part that says why; the others are measured anyway.
     Raises :class:`Refused`, before the first part; without a GPU unless ``on_cpu``.
     """
     check(model)
@@ -95,37 +95,35 @@ def measure(model: str, *, on_cpu: bool = False, size: Size = WHOLE) -> Iterator
         )
     device = facts["device"] or "the CPU, and no GPU"
     name, cores = page.processor()
+    given = f" Every engine has `{shlex.join(options)}`." if options else ""
     yield (
         f"{Path(model).name} with vLLM {facts['vllm']} and PyTorch {facts['torch']} on {device}; "
-        f"{cores} cores of {name}."
+        f"{cores} cores of {name}.{given}"
     )
     yield _part(
         "B1: the order of requests",
         lambda: plan_gain.table(
-            plan_gain.measure(size.plan_gain, model=model, blocks=_blocks(facts, size))
+            plan_gain.measure(
+                size.plan_gain, model=model, blocks=_blocks(facts, size), options=options
+            )
         ),
     )
     yield _part(
         "B3: overhead around the engine",
-        lambda: overhead.table(overhead.measure(size.overhead, model=model)),
+        lambda: overhead.table(overhead.measure(size.overhead, model=model, options=options)),
     )
     yield _part(
         "B2: no barrier between chunks",
         lambda: no_barrier.table(
-            [no_barrier.on_vllm(size.tail, size.part, model=model, sequences=size.sequences)]
-        ),
-    )
-    if not on_cpu:
-        yield _part(
-            "KV cache in main memory",
-            lambda: kv_offload.table(
-                kv_offload.measure(size.plan_gain, model=model, blocks=_blocks(facts, size))
-            ),
-        )
-    yield _part(
-        "Engines that tune themselves",
-        lambda: tuning.grid_table(
-            asyncio.run(tuning.measure_grid(size.grid, model=model, is_eager=on_cpu))
+            [
+                no_barrier.on_vllm(
+                    size.tail,
+                    size.part,
+                    model=model,
+                    sequences=size.sequences,
+                    options=options,
+                )
+            ]
         ),
     )
 
@@ -163,17 +161,21 @@ def main(words: list[str]) -> int:
     parser.add_argument("model", nargs="?", default="", help="the folder of the model")
     parser.add_argument("--page", type=Path, default=page.GPU_PAGE, help="where its table goes")
     parser.add_argument("--short", action="store_true", help="smaller files, so less certain")
-    options = parser.parse_args(words)
+    parser.add_argument(
+        "--engine-options", type=shlex.split, default=[], help="of vLLM, as in a shell"
+    )
+    given = parser.parse_args(words)
+    size = SHORT if given.short else WHOLE
     parts: list[str] = []
     try:
-        for part in measure(options.model, size=SHORT if options.short else WHOLE):
+        for part in measure(given.model, size=size, options=given.engine_options):
             parts.append(part)
-            page.write("gpu", "\n\n".join(parts), options.page)
+            page.write("gpu", "\n\n".join(parts), given.page)
             print(f"{part}\n", flush=True)
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return 2
-    print(f"written: {options.page}")
+    print(f"written: {given.page}")
     return 1 if any(NOT_MEASURED in part for part in parts) else 0
 
 

@@ -6,7 +6,6 @@ writes one token for each of its seats in every step. The third is real vLLM.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import io
 import json
@@ -29,7 +28,6 @@ from batchyard.runner.chunk_rest import ChunkRest
 from batchyard.runner.learning import BatchLengths, TenantLengths
 from batchyard.runner.pace import Pace
 from batchyard.runner.seats import Seats
-from benchmarks import small_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -502,7 +500,7 @@ def table(found: Found) -> str:
 
 def section() -> str:
     """Measure, and return what the page is to say."""
-    return f"{table(measure())}\n\n{small_cache.table(asyncio.run(small_cache.measure()))}"
+    return table(measure())
 
 
 if __name__ == "__main__":

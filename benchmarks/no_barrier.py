@@ -134,7 +134,15 @@ def _tokens(body: bytes) -> int:
     return int(found[1])
 
 
-def on_vllm(requests: int, part: int, *, model: str = TINY, sequences: int = VLLM_SEQS) -> Shares:
+def on_vllm(
+    requests: int,
+    part: int,
+    *,
+    model: str = TINY,
+    sequences: int = VLLM_SEQS,
+    options: Sequence[str] = (),
+) -> Shares:
+    """``options``: further ones of the engines."""
     make = partial(
         inputs.heavy_tailed_requests,
         median_tokens=VLLM_MEDIAN,
@@ -152,6 +160,7 @@ def on_vllm(requests: int, part: int, *, model: str = TINY, sequences: int = VLL
         options = (
             *("--model", model, "--max-model-len", "1024", "--max-num-seqs", str(sequences)),
             *COMMON_OPTIONS,
+            *options,
         )
         timed = run_jobs(jobs, options, warm_up=str(warm_up))
     rates = {one.job.way: one.token_rate for one in timed}

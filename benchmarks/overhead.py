@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks import inputs
 from benchmarks.plot import Bar, bars, save
@@ -31,6 +32,9 @@ from benchmarks.timed import (
     run_jobs,
     spread,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_NUM_SEQS = 256
 BARRIER_10, BARRIER_4 = f"{HTTP_BARRIER}10", f"{HTTP_BARRIER}4"
@@ -72,7 +76,8 @@ def engine_options(model: str) -> tuple[str, ...]:
     return ("--model", model, *limits, *COMMON_OPTIONS)
 
 
-def measure(size: Size | None = None, *, model: str = TINY) -> Rates:
+def measure(size: Size | None = None, *, model: str = TINY, options: Sequence[str] = ()) -> Rates:
+    """``options``: further ones of the engines."""
     size = size or Size()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -88,7 +93,7 @@ def measure(size: Size | None = None, *, model: str = TINY) -> Rates:
             )
             jobs += [Job(way, str(path)) for way in whole]
             jobs += [Job(way, str(part)) for way in (BARRIER_10, BARRIER_4)]
-        timed = run_jobs(jobs, engine_options(model), warm_up=str(warm_up))
+        timed = run_jobs(jobs, (*engine_options(model), *options), warm_up=str(warm_up))
     ways = [way for way in NAMES if of_way(timed, way)]
     return Rates(
         size.requests,

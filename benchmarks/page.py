@@ -15,7 +15,6 @@ from benchmarks.timed import ENGINE_PYTHON
 
 _DOCS = Path(__file__).parents[1] / "docs"
 PAGE = _DOCS / "benchmarks.md"
-SCALE_PAGE = _DOCS / "scale.md"
 GPU_PAGE = _DOCS / "benchmarks-gpu.md"
 _MARKER = re.compile(r"<!-- measured ([a-z_]+): (begin|end) -->\n")
 

@@ -31,7 +31,7 @@ from benchmarks.timed import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from benchmarks.timed import Timed
 
@@ -100,28 +100,23 @@ def kinds(size: Size, model: str = SMALL) -> dict[str, Callable[[Path, int], Pat
     }
 
 
-def engine_options(model: str, blocks: int) -> tuple[str, ...]:
-    """With a small KV cache; see :func:`measure`."""
-    return (
-        *("--model", model, "--max-model-len", str(MODEL_TOKENS), "--max-num-seqs", "32"),
-        *("--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(blocks)),
-        *COMMON_OPTIONS,
-    )
-
-
-def warm_up_file(folder: Path, model: str) -> Path:
-    """What engines with these options answer first."""
-    path = folder / "warm.jsonl"
-    return inputs.long_requests(path, count=32, words_each=300, model=model, seed=99)
-
-
-def measure(size: Size | None = None, *, model: str = SMALL, blocks: int = BLOCKS) -> list[Gain]:
-    """``blocks``: those of the engine's cache, of :data:`BLOCK_SIZE` tokens."""
+def measure(
+    size: Size | None = None,
+    *,
+    model: str = SMALL,
+    blocks: int = BLOCKS,
+    options: Sequence[str] = (),
+) -> list[Gain]:
+    """With a small KV cache of ``blocks`` blocks. ``options``: further ones of the engines."""
     size = size or Size()
-    options = engine_options(model, blocks)
+    limits = ("--max-model-len", str(MODEL_TOKENS), "--max-num-seqs", "32")
+    cache = ("--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(blocks))
+    options = ("--model", model, *limits, *cache, *COMMON_OPTIONS, *options)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        warm_up = warm_up_file(folder, model)
+        warm_up = inputs.long_requests(
+            folder / "warm.jsonl", count=32, words_each=300, model=model, seed=99
+        )
         files: dict[str, list[str]] = {}
         for kind, (title, make) in enumerate(kinds(size, model).items()):
             files[title] = [str(make(folder / f"{kind}.jsonl", kind))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import gpu, kv_offload, no_barrier, overhead, page, plan_gain, timed, tuning
+from benchmarks import gpu, no_barrier, overhead, page, plan_gain, timed
 from benchmarks.timed import Job, Timed
 from tests.pages import ROOT
 
@@ -23,7 +24,6 @@ SMALL = gpu.Size(
     sequences=16,
     tail=40,
     part=20,
-    grid=tuning.GridSize(requests=40, tuned=150, words=10, output=8, seats=8),
 )
 
 
@@ -73,27 +73,41 @@ def test_every_engine_has_the_model_that_is_given_and_a_cache_for_a_third_of_it(
         engines.append(options)
         return [Timed(job, 1.0, 10, 10, 100, 50) for job in jobs]
 
-    for module in (plan_gain, no_barrier, overhead, kv_offload):
+    for module in (plan_gain, no_barrier, overhead):
         monkeypatch.setattr(module, "run_jobs", run)
 
-    async def grid(size: tuning.GridSize, *, model: str, is_eager: bool) -> list[tuning.Measured]:
-        assert (size, model, is_eager) == (gpu.WHOLE.grid, timed.TINY, False)
-        return [tuning.Measured("its own options", 1.0)]
-
-    monkeypatch.setattr(tuning, "measure_grid", grid)
     monkeypatch.setattr(plan_gain, "cache_ceilings", lambda files, **_: [0.5] * len(files))
     monkeypatch.setattr(timed, "facts_of", lambda *_: FACTS)
     text = "\n".join(gpu.measure(timed.TINY, size=gpu.WHOLE))
     assert "tiny-chat with vLLM 0.32.0 and PyTorch 2.13.0 on NVIDIA X; " in text
     assert gpu.NOT_MEASURED not in text
-    assert len(engines) == 5
-    assert ["--kv-offloading-size" in each for each in engines] == [False] * 4 + [True]
-    for title in ("the file's own order", "our order"):
-        assert f"| {title} | with | 10 | 1.00× | 50% |" in text
+    assert len(engines) == 3
     assert {each[each.index("--model") + 1] for each in engines} == {timed.TINY}
-    for engine in (engines[0], *engines[3:]):
-        blocks = int(engine[engine.index("--num-gpu-blocks-override") + 1])
-        assert blocks * plan_gain.BLOCK_SIZE == pytest.approx(32 * 400 / 3, rel=0.05)
+    blocks = int(engines[0][engines[0].index("--num-gpu-blocks-override") + 1])
+    assert blocks * plan_gain.BLOCK_SIZE == pytest.approx(32 * 400 / 3, rel=0.05)
+
+
+def test_options_that_are_swept_reach_every_engine_after_its_own_and_are_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM takes the last of two, so one that the benchmark sets itself can be swept too."""
+    swept = ["--max-num-batched-tokens", "16384", "--speculative-config", '{"method": "ngram"}']
+    engines: list[Sequence[str]] = []
+
+    def run(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> list[Timed]:
+        engines.append(options)
+        return [Timed(job, 1.0, 10, 10, 100, 50) for job in jobs]
+
+    for module in (plan_gain, no_barrier, overhead):
+        monkeypatch.setattr(module, "run_jobs", run)
+    monkeypatch.setattr(plan_gain, "cache_ceilings", lambda files, **_: [0.5] * len(files))
+    monkeypatch.setattr(timed, "facts_of", lambda *_: FACTS)
+    kept = tmp_path / "page.md"
+    shutil.copy(page.GPU_PAGE, kept)
+    words = ["--short", f"--engine-options={shlex.join(swept)}"]
+    assert gpu.main([timed.TINY, "--page", str(kept), *words]) == 0
+    assert [list(each[-len(swept) :]) for each in engines] == [swept] * 3
+    assert f"Every engine has `{shlex.join(swept)}`." in kept.read_text()
 
 
 def test_a_table_that_cannot_be_measured_says_why_and_costs_no_other_one(
@@ -119,8 +133,6 @@ def test_a_table_that_cannot_be_measured_says_why_and_costs_no_other_one(
     assert f"{gpu.NOT_MEASURED} run_batch did not do all the work" in written
     assert "| Batchyard | 150 | **1.50×** | 10 % |" in written
     monkeypatch.setattr(no_barrier, "on_vllm", fail)
-    monkeypatch.setattr(kv_offload, "measure", fail)
-    monkeypatch.setattr(tuning, "measure_grid", fail)
     assert gpu.main([timed.TINY, "--page", str(kept)]) == 1
 
 
@@ -144,7 +156,7 @@ def test_a_small_size_runs_on_the_cpu_and_is_written(tmp_path: Path) -> None:
         r"tiny-chat with vLLM \d\S+ and PyTorch \d\S+ on the CPU, and no GPU; \d+ cores of ",
         written,
     )
-    headings = ("B1: the order", "B2: no barrier", "B3: overhead", "Engines that tune")
+    headings = ("B1: the order", "B2: no barrier", "B3: overhead")
     for heading in headings:
         assert f"## {heading}" in written
     assert "| questions on documents |" in written

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import page
-from benchmarks.__main__ import SECTIONS, SECTIONS_ELSEWHERE
+from benchmarks.__main__ import SECTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,6 @@ SMALL = (
 
 def test_the_page_has_a_place_for_every_benchmark_in_their_order() -> None:
     assert page.sections(page.PAGE.read_text()) == list(SECTIONS)
-    for name, (_, path) in SECTIONS_ELSEWHERE.items():
-        assert page.sections(path.read_text()) == [name]
 
 
 def test_the_machine_has_the_vllm_that_is_installed(

@@ -15,7 +15,6 @@ from benchmarks import (
     batch_list,
     cache_isolation,
     chain,
-    internet_scale,
     kill,
     lengths,
     live_gaps,
@@ -26,13 +25,9 @@ from benchmarks import (
     plan_gain,
     plan_speed,
     rss_flat,
-    scale_costs,
-    scale_day,
     shared_roots,
     shared_server,
-    small_cache,
     timed,
-    tuning,
     turns,
 )
 from benchmarks.peak_memory import peak_mebibytes
@@ -68,14 +63,6 @@ def test_what_lengths_are_worth_is_simulated() -> None:
     assert tails["a later one"] < tails["as before"]
     assert all(0 <= error < 10 for each in found.etas for error in each.errors)
     assert "| one kind, learned in the batch |" in lengths.table(found)
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-async def test_what_is_thrown_out_of_a_small_cache_is_counted_on_vllm() -> None:
-    plain, bound = await small_cache.measure(120, rounds=1)
-    assert bound.preemptions < plain.preemptions
-    assert "plain window" in small_cache.table([plain, bound])
 
 
 def answer(custom_id: str, tokens: int) -> str:
@@ -304,18 +291,6 @@ def test_a_batch_in_the_gaps_of_a_live_server_is_simulated() -> None:
     assert "**1** / " in live_gaps.table([cell])
 
 
-def test_an_engine_that_tunes_itself_is_simulated() -> None:
-    """Long prompts on an engine with small steps: the ninth kind of work gains by larger ones."""
-    cell = tuning.measure_cell(2, batch_seconds=400.0)
-    assert cell.work == "long prompt, short answer"
-    assert cell.of_best > 0.95
-    assert cell.of_default > 1.2
-    assert cell.probes == 1
-    assert cell.second_begins_there
-    assert not cell.second_restarts
-    assert "first batch, with restarts" in tuning.cells_table([cell])
-
-
 def test_two_controllers_on_one_simulated_server_both_get_on() -> None:
     kind = live_gaps.KINDS[0]
     rate = kind.machine.capacity(*live_gaps.CHATS.mean)
@@ -324,34 +299,6 @@ def test_two_controllers_on_one_simulated_server_both_get_on() -> None:
     result = live_gaps.Simulation(kind, traffic, two, seed=1).run(120.0)
     assert all(result.windows)
     assert min(each.sent_ever for each in two) > 0.15 * sum(each.sent_ever for each in two)
-
-
-async def test_what_waits_costs_idle_engines_and_the_history_nothing() -> None:
-    """Counted in rows by PostgreSQL: a busy machine counts the same."""
-    costs = await internet_scale.measure(counts=(200, 1_400), batches=4, idle_seconds=1.0)
-    calls = costs.by_batches
-    assert 20 < costs.batch.statements < 200
-    assert costs.chunk.written > 1
-    assert calls[scale_costs.NOTHING_TO_CLAIM].at(10_000).read < 10
-    assert calls[scale_costs.BATCH_CLAIM].each.read < 0.5 < calls[scale_costs.EXPIRED].each.read
-    assert calls[scale_costs.CHUNK_CLAIM].each.read < 1.0
-    assert calls[scale_costs.POINTS_OF_ALL].at(10_000).written == 0
-    assert calls[scale_costs.FORECASTS].at(10_000).written == 0
-    day = scale_day.simulate(scale_day.Load(scale=1_000))
-    walls = internet_scale.walls(costs, day, scale_day.Load(), plan_seconds=0.01)
-    assert [wall.ends_at for wall in walls] == sorted(wall.ends_at for wall in walls)
-    assert "Prefect's server" in internet_scale.ends({"a day": walls})
-    assert "| the life of a batch of ten lines |" in internet_scale.prices(costs)
-
-
-def test_a_simulated_day_answers_its_batches() -> None:
-    load = scale_day.Load(scale=2_000, losses_per_hour=0.5)
-    day = scale_day.simulate(load)
-    assert day.batches == pytest.approx(load.batches, rel=0.01)
-    assert day.lost_leases > 0
-    assert 0 < day.small_waits[0] < day.large_waits[0]
-    assert 60 * day.claims.sum() == pytest.approx(day.chunks, rel=0.25)
-    assert scale_day.plan_seconds(40) > 0
 
 
 @pytest.mark.alone
