@@ -26,8 +26,6 @@ KV_SECONDS: Final = 1.0
 """How often a runner asks its engine how many requests it has preempted."""
 LENGTHS_SECONDS: Final = 2.0
 """How often a runner writes what it has learned of the lengths of answers."""
-TUNING_SECONDS: Final = 1.0
-"""How often a runner looks whether its engine is to have other options."""
 ESTIMATE_SECONDS: Final = 0.5
 """How often a runner looks whether it knows enough more to estimate what is left of a batch."""
 METRICS_SECONDS: Final = 2.0

@@ -84,11 +84,6 @@ class VllmEngineBlock(Block):
         '{"contracts": "/data/adapters/contracts"}. Each is a folder as PEFT saves one, or a hub '
         "id.",
     )
-    tune: bool = Field(
-        default=False,
-        description="Try other options of vLLM while batches run, and keep those with which this "
-        "model is faster. Options that are set here stay. Not with live.",
-    )
     batch_hours: list[HoursWindow] = Field(default_factory=list, description=_BATCH_HOURS)
 
     @property
@@ -121,8 +116,6 @@ class VllmEngineBlock(Block):
     def _has_live_users_to_consider(self) -> Self:
         if not self.live and _considers_users(self):
             raise ValueError("ttft_ms, itl_ms and reserve_seats are for engines that are live")
-        if self.live and self.tune:
-            raise ValueError("tune starts the engine again, which live users would notice")
         return self
 
     @model_validator(mode="after")
@@ -161,7 +154,6 @@ class VllmEngineBlock(Block):
                 self.reserve_seats,
             ),
             adapters=self.adapters,
-            tune=self.tune,
         )
 
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import SecretStr, ValidationError
 
 from batchyard.dispatch import block_name
+from batchyard.engine.withdrawn import WITHDRAWN, why_withdrawn
 from batchyard.errors import SettingsError
 from batchyard.offer import clashes
 from batchyard.settings import Settings
@@ -119,6 +120,8 @@ def _block(kind: type[B], given: Any, what: str, *more: str) -> B:
     if not isinstance(given, dict):
         raise SettingsError(f"{what} must be a table.")
     for name in given:
+        if kind is VllmEngineBlock and name in WITHDRAWN:
+            raise SettingsError(f"{what}: {why_withdrawn(name, name)}")
         if name not in kind.model_fields:
             known = {*kind.model_fields, *more}
             raise SettingsError(f"{what}: {unknown_name(name, known, 'field')}")

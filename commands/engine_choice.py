@@ -79,7 +79,6 @@ class EngineChoice:
     url: str | None
     use: ServerUse = ServerUse()
     client_rules: bool = False
-    tune: bool = False
 
     @property
     def endpoints(self) -> frozenset[str] | None:
@@ -103,7 +102,6 @@ class EngineChoice:
         client_rules: bool = False,
         kv_offload: float = 0.0,
         speculation: Speculation = "none",
-        tune: bool = False,
     ) -> EngineChoice:
         """The engine for these options.
 
@@ -129,11 +127,6 @@ class EngineChoice:
                 "of the two out.",
                 param_hint="--engine-url",
             )
-        if url is not None and tune:
-            raise typer.BadParameter(
-                "It would have no effect: the server runs already. Leave it out.",
-                param_hint="--tune",
-            )
         if url is not None:
             _check_adapters(model, use.adapters)
             return cls((model, *use.adapters) if model else (), "", (), url, use)
@@ -145,7 +138,7 @@ class EngineChoice:
                 f"--model {model} does not exist: give a folder, or a name on the hub."
             )
         names = served_names(model, options)
-        return cls(names, model, tuple(options), None, use, client_rules, tune)
+        return cls(names, model, tuple(options), None, use, client_rules)
 
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
@@ -178,7 +171,6 @@ class EngineChoice:
             weights=self.weights,
             log_path=engine_log(settings, block_name(name)),
             media_domains=settings.bodies.media_domains if self.client_rules else None,
-            tune=self.tune,
         )
 
 

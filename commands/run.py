@@ -144,14 +144,6 @@ def run(
             "earlier answers (suffix, which needs arctic-inference next to vLLM)."
         ),
     ] = "none",
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune",
-            help="Try other options of vLLM while the batch runs, keep the fastest, and begin with "
-            "them the next time.",
-        ),
-    ] = False,
     template: Annotated[str | None, options.TEMPLATE] = None,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
@@ -189,7 +181,6 @@ def run(
         client_rules=client_rules,
         kv_offload=kv_offload,
         speculation=speculation,
-        tune=tune,
     )
     what: BatchRequest | str
     if resume is not None:

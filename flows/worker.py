@@ -15,6 +15,7 @@ from prefect.exceptions import PrefectException
 from batchyard.dispatch import OfferedModels, block_name, block_remedy
 from batchyard.engine.lora import lora_options
 from batchyard.engine.vllm_options import EngineOptions
+from batchyard.engine.withdrawn import asked_in_vain, why_withdrawn
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
 from batchyard.services.connections import connections_line
@@ -83,6 +84,8 @@ async def engine_from_block(settings: Settings, model: str) -> Engine:
     block = await _engine_block(model)
     if isinstance(block, RemoteEngineBlock):
         return block.build(settings.tls_context)
+    for field in asked_in_vain(block.model_extra or {}):
+        log.warning("engine.option_withdrawn", why_withdrawn(field, field), model=model)
     _check_weights(name, block.weights or block.model)
     _check_adapters(name, block)
     return block.build(

@@ -27,5 +27,4 @@ def hurried(
         patch.setattr(intervals, "LENGTHS_SECONDS", look_seconds)
         patch.setattr(intervals, "ESTIMATE_SECONDS", look_seconds)
         patch.setattr(intervals, "KV_SECONDS", look_seconds)
-        patch.setattr(intervals, "TUNING_SECONDS", poll_seconds)
         yield

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from typer import BadParameter
 from typer.core import TyperCommand
 
 from batchyard.engine.lora import module_names
 from batchyard.engine.vllm_options import EngineOptions
+from batchyard.engine.withdrawn import WITHDRAWN, field_of, why_withdrawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +52,8 @@ def split_options(
     """``(ours, the engine's, the names of those that are left out)``.
 
     ``own``: the names of ours, and whether each is a flag, which has no value. As vLLM does,
-    ``--input_file`` is read as ``--input-file``. After ``--`` every word is the engine's.
+    ``--input_file`` is read as ``--input-file``. After ``--`` every word is the engine's. Raises
+    ``typer.BadParameter`` for an option that was ours before.
     """
     known = {**own, **_RUN_BATCH_ALONE}
     ours: list[str] = []
@@ -65,6 +68,8 @@ def split_options(
         if name.startswith("--"):
             name = name.replace("_", "-")
         if name not in known:
+            if (field := field_of(name)) in WITHDRAWN:
+                raise BadParameter(why_withdrawn(field, name))
             engine.append(word)
             continue
         values = [value] if separator else []

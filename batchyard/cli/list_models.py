@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from batchyard.services.services import Services
-    from batchyard.store import RunnerRecord, TuningRecord
+    from batchyard.store import RunnerRecord
 
 _COLUMNS = (
-    *("model", "pool", "engines", "slots", "waiting requests", "tokens/s", "KV cache", "tuned"),
-    "why none",
+    *("model", "pool", "engines", "slots", "waiting requests", "tokens/s", "KV cache", "why none"),
 )
-_RIGHT = frozenset({"engines", "slots", "waiting requests", "tokens/s", "KV cache", "tuned"})
+_RIGHT = frozenset({"engines", "slots", "waiting requests", "tokens/s", "KV cache"})
 _NOTHING = "-"
 _PATIENCE_SECONDS = 10.0
 _MOST_BATCHES = 1_000
@@ -68,9 +67,6 @@ class _Model:
     """Of one engine, as measured so far."""
     cache_used: float | None
     """The share of the KV cache in use, 0 to 1, of its fullest engine; None: not known."""
-    tunings: Sequence[Mapping[str, object]]
-    """What was measured for its engines with ``tune``, the newest first: ``options`` that are the
-    fastest for work of a ``shape``, and their ``gain`` over the engine's own."""
     why_none: str | None
     """Why no engine serves it now."""
 
@@ -106,7 +102,6 @@ async def _found() -> tuple[list[_Model], str]:
             kind=RunnerKind.CHUNKS, within_seconds=services.settings.lease_seconds
         )
         live = await store.live_engines.open(services.settings.lease_seconds)
-        tunings = await store.tunings.all()
         waits = await _waits(services, backlog)
         pool_of = services.settings.pool_of
         known = {*backlog, *(model for model, _ in rates), *(each.model or "" for each in runners)}
@@ -130,7 +125,6 @@ async def _found() -> tuple[list[_Model], str]:
                     waiting_requests=requests,
                     tokens_per_second=rates.get((name, pool)),
                     cache_used=max(_caches_used(its_runners), default=None),
-                    tunings=[_tuning_of(each) for each in tunings if each.model == name],
                     why_none=None
                     if any(each.ready_at for each in its_runners)
                     else _why_none(
@@ -149,26 +143,6 @@ def _caches_used(runners: Sequence[RunnerRecord]) -> list[float]:
     """Of those that say it."""
     loads = (each.load for each in runners)
     return [each.cache_used for each in loads if each and each.cache_used is not None]
-
-
-def _tuning_of(record: TuningRecord) -> Mapping[str, object]:
-    found = {options: gain for options, gain in record.gains.items() if gain is not None}
-    best = max(found, key=lambda options: found[options], default="")
-    return {
-        "shape": record.shape,
-        "device": record.device,
-        "vllm": record.version,
-        "options": best,
-        "gain": found.get(best, 1.0),
-        "tried": len(record.gains) - ("" in record.gains),
-        "is_done": record.is_done,
-        "measured_at": record.updated_at,
-    }
-
-
-def _tuned_words(tunings: Sequence[Mapping[str, object]]) -> str:
-    """The gain of the newest."""
-    return f"{tunings[0]['gain']:.2f}x" if tunings else _NOTHING
 
 
 def _engines(runners: Sequence[RunnerRecord]) -> dict[str, int]:
@@ -256,6 +230,5 @@ def _row(model: _Model) -> tuple[str | Text, ...]:
         f"{model.waiting_requests:,}",
         _NOTHING if not speed else f"{speed:,.0f}",
         _NOTHING if model.cache_used is None else f"{model.cache_used:.0%}",
-        _tuned_words(model.tunings),
         user_text(model.why_none or ""),
     )

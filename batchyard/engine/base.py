@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from batchyard.body_fields import Routes
     from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.engine.sharing.objective import Objective
-    from batchyard.engine.tunable import Tunable
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +203,6 @@ class Engine(Protocol):
     @property
     def live_server(self) -> LiveServer | None:
         """Where it takes live requests; None: it is for batches only, or does not run."""
-        ...
-
-    @property
-    def tunable(self) -> Tunable | None:
-        """What of its options may be tuned; None: nothing, or it is not asked for."""
         ...
 
     @property

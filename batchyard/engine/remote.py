@@ -167,10 +167,6 @@ class RemoteEngine:
         return
 
     @property
-    def tunable(self) -> None:
-        """None: it has its own operator."""
-
-    @property
     def live_server(self) -> None:
         """None: its users reach it without us."""
         return None

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from batchyard.body_fields import Routes
     from batchyard.engine.base import Abort, CacheState, EngineRequest
     from batchyard.engine.prompt_counting.counter import CounterProgram
-    from batchyard.engine.tunable import Tunable
 
 
 class FaultKind(StrEnum):
@@ -125,11 +124,6 @@ class StubEngine:
 
     prompt_counter: CounterProgram | None = None
     """As a real engine has it, where a test gives it one."""
-
-    @property
-    def tunable(self) -> Tunable | None:
-        """None: it has no options."""
-        return None
 
     @property
     def live_server(self) -> None:

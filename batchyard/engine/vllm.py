@@ -30,7 +30,6 @@ from batchyard.engine.middleware import line_stream
 from batchyard.engine.progress_metrics import cache_state_of, cache_used_of, work_done_of
 from batchyard.engine.prompt_counting.counter import CounterProgram, counter_program
 from batchyard.engine.routes import post_routes
-from batchyard.engine.tunable import facts_of, refused_kinds
 from batchyard.engine.vllm_options import (
     CPU,
     DeviceProfile,
@@ -43,16 +42,12 @@ from batchyard.engine.vllm_version import vllm_version
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from batchyard.logs import event_logger
 from batchyard.logs.rotation import rotate
-from batchyard.threads import in_thread
-from batchyard.tuning.points import DEFAULT, words_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 
     from batchyard.body_fields import Routes
     from batchyard.engine.base import Abort, CacheState, EngineAnswer, EngineRequest
-    from batchyard.engine.tunable import TuningFacts
-    from batchyard.tuning.points import Kind, Point
 
 log = event_logger(__name__)
 
@@ -99,7 +94,6 @@ class VllmEngine:
     whatever vLLM fetches by itself. ``live``: it takes live requests beside those of batches,
     whose users have ``promise``.
     ``adapters``: the folder or hub id of each LoRA adapter, by the name that bodies carry.
-    ``tune``: options that are left open may be set by what was measured; not with ``live``.
 
     It can be started again after :class:`~batchyard.errors.EngineLost`.
     """
@@ -118,15 +112,11 @@ class VllmEngine:
         live: bool = False,
         promise: LivePromise | None = None,
         adapters: Mapping[str, str] | None = None,
-        tune: bool = False,
         start_timeout_seconds: float = 1800.0,
     ) -> None:
         self.model = model
         self._weights = weights or model
         self._options = EngineOptions(options)
-        self.tuned: Point = DEFAULT
-        """Options that it gets besides its own."""
-        self._may_be_tuned = tune and not live
         self._python = python
         self._own_environment = dict(environment or {})
         self._log_path = log_path
@@ -169,23 +159,6 @@ class VllmEngine:
         if not self.is_live or self._running is None:
             return None
         return LiveServer(self._running.socket_path, self._headers(), self.promise)
-
-    @property
-    def tunable(self) -> VllmEngine | None:
-        """Itself, if it may be tuned."""
-        return self if self._may_be_tuned else None
-
-    async def facts(self) -> TuningFacts:
-        """See :meth:`batchyard.engine.tunable.Tunable.facts`."""
-        return await in_thread(self._facts)
-
-    def use(self, point: Point) -> None:
-        """Start with these options besides its own, from the next start on."""
-        self.tuned = point
-
-    def refused(self, body: bytes) -> frozenset[Kind]:
-        """See :meth:`batchyard.engine.tunable.Tunable.refused`."""
-        return refused_kinds(self.tuned, body)
 
     @property
     def prompt_counter(self) -> CounterProgram:
@@ -301,17 +274,6 @@ class VllmEngine:
         version = vllm_version(self._python, self._environment(Path("/")))
         log.info("engine.starting", model=self.model, vllm=version or "unknown")
 
-    def _facts(self) -> TuningFacts:
-        environment = os.environ | self._own_environment
-        return facts_of(
-            self._weights,
-            self._options,
-            self._device(),
-            environment,
-            self._python,
-            version=vllm_version(self._python, self._environment(Path("/"))),
-        )
-
     def _device(self) -> DeviceProfile:
         if self._profile is None:
             self._profile = detect_profile(os.environ | self._own_environment)
@@ -342,16 +304,15 @@ class VllmEngine:
         return _Running(process, folder, log_path, log_start), tail
 
     def _command(self, socket_path: Path) -> list[str]:
-        options = EngineOptions([*self._options.words, *words_of(self.tuned)])
         return [
             str(self._python),
             *("-m", "vllm.entrypoints.openai.api_server"),
-            *options.words,
+            *self._options.words,
             *lora_options(self._adapters, self._options, on_cpu=self._device() is CPU),
             *added_options(
                 self.model,
                 self._weights,
-                options,
+                self._options,
                 self._device(),
                 self._media_domains,
                 live=self.is_live,

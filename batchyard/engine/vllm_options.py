@@ -74,19 +74,6 @@ def detect_profile(environment: Mapping[str, str]) -> DeviceProfile:
         return CPU if not Path("/dev/nvidiactl").exists() else CUDA_SMALL
 
 
-def device_names(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that the engine will see, by their names; none where nvidia-smi does not say."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    if visible is not None:
-        query += ["--id", visible]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
-
-
 def profile_of_gpu(memory_mib: int, name: str) -> DeviceProfile:
     """As vLLM 0.32 decides: 70 GiB and more is large, but not an A100, which it slows down."""
     is_large = memory_mib >= 70 * 1024 and "a100" not in name.lower()

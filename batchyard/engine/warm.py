@@ -66,10 +66,6 @@ class WarmEngine:
         return self._engine.prompt_counter
 
     @property
-    def tunable(self) -> None:
-        """None: a start of this engine is none of the wrapped one."""
-
-    @property
     def live_server(self) -> LiveServer | None:
         """That of the wrapped engine."""
         return self._engine.live_server

@@ -17,7 +17,7 @@ from batchyard.files.parts import expire_uploads
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
 from batchyard.services.storage_mark import write_mark
-from batchyard.store import FORGOTTEN_SECONDS, TUNING_SECONDS
+from batchyard.store import FORGOTTEN_SECONDS
 from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.time_units import DAY_SECONDS
 
@@ -113,10 +113,10 @@ async def expire_files(services: Services) -> Expired:
 
     The files of the parts of chains that have ended go too.
     Uploads whose hour is over go too, idempotency keys of two days ago, deliveries that ended a
-    month ago, lengths of answers of which there was none for a month, tunings of a month ago, and
-    background responses that ended a month ago. The input of a batch that has not ended stays. Of
-    many callers at once each file is counted by one. Raises
-    :class:`~batchyard.errors.StorageError`; then the sweep finds what is left.
+    month ago, lengths of answers of which there was none for a month, and background responses that
+    ended a month ago. The input of a batch that has not ended stays. Of many callers at once each
+    file is counted by one. Raises :class:`~batchyard.errors.StorageError`; then the sweep finds
+    what is left.
     """
     deletions = _Deletions(services.storage)
     expired = await _expire(services, deletions)
@@ -130,7 +130,6 @@ async def _expire(services: Services, deletions: _Deletions) -> Expired:
     await services.store.deliveries.prune(_DELIVERIES_SECONDS)
     await services.store.status_changes.prune(_STATUS_CHANGES_SECONDS)
     await services.store.lengths.prune(FORGOTTEN_SECONDS)
-    await services.store.tunings.prune(TUNING_SECONDS)
     files = size_bytes = objects = 0
     while found := await services.store.files.expired(_ROWS_AT_ONCE):
         marked = await services.store.files.delete_expired([file.id for file in found])

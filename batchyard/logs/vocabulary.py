@@ -85,6 +85,8 @@ EVENTS: Final = {
     "engine.lost": "An engine ended or stopped answering; it is started again.",
     "engine.model_not_listed": "A server does not list the model; requests are sent nevertheless.",
     "engine.objective": "A latency objective cannot be kept as it is written.",
+    "engine.option_withdrawn": "An engine block asks for something that Batchyard had before; the "
+    "engine is started without it.",
     "engine.ready": "An engine accepts requests.",
     "engine.refusing": "A server has refused all requests for a while; batches wait for it.",
     "engine.routes_not_read": "An engine did not say which endpoints it has.",
@@ -164,17 +166,6 @@ EVENTS: Final = {
     "storage.ahead": "The object store is newer than the database: a backup was restored.",
     "storage.not_marked": "The object store's mark could not be written.",
     "task_run.not_recorded": "A step of a batch could not be shown in Prefect.",
-    "tuning.chosen": "A runner has found which options are fastest for its engine's work; it has "
-    "them from now on.",
-    "tuning.failed": "A runner could not tune its engine; the engine continues with the options "
-    "that it has.",
-    "tuning.not_started": "An engine did not start with options that were to be tried or that were "
-    "remembered; its own are used.",
-    "tuning.not_stored": "What was tuned could not be read or written; it is tried again.",
-    "tuning.not_suited": "An engine would refuse a request, or has failed some, because of options "
-    "that were tuned; its own are used again.",
-    "tuning.remembered": "An engine begins with options that were fastest for such work before.",
-    "tuning.trial": "A runner starts its engine again, to see how fast it is with other options.",
     "upload.bytes_left": "Parts of an upload could not be deleted; `expire-files` tries again.",
     "watch.failed": "Watchers of batches could not be served, by a defect; the next look follows.",
     "watch.not_read": "The database did not answer for those who watch batches; the next look "

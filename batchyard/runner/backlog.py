@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Backlog:
-    """Each of them is queued, or pauses before its next attempt, or is postponed.
+    """Each of them is queued, or pauses before its next attempt.
 
     ``on_queued`` is called when there is something new in the queue.
     """
@@ -23,7 +23,6 @@ class Backlog:
         self.queue: deque[WindowRequest] = deque()
         """Always this object: who sends keeps it at hand, and may append to it."""
         self._pausing: dict[WindowRequest, asyncio.TimerHandle] = {}
-        self._postponed: list[WindowRequest] = []
         self._on_queued = on_queued
 
     @property
@@ -31,14 +30,9 @@ class Backlog:
         """How many are queued or pause."""
         return len(self.queue) + len(self._pausing)
 
-    @property
-    def postponed(self) -> int:
-        """How many are neither, and wait for :meth:`send_postponed`."""
-        return len(self._postponed)
-
     def all(self) -> Iterator[WindowRequest]:
         """Each of them."""
-        return itertools.chain(self.queue, self._pausing, self._postponed)
+        return itertools.chain(self.queue, self._pausing)
 
     def put_first(self, requests: Sequence[WindowRequest]) -> None:
         """Queue these, in their order, in front of all others."""
@@ -50,15 +44,6 @@ class Backlog:
         timer = asyncio.get_running_loop().call_later(seconds, self._requeue, request)
         self._pausing[request] = timer
 
-    def postpone(self, request: WindowRequest) -> None:
-        """Keep it until :meth:`send_postponed`."""
-        self._postponed.append(request)
-
-    def send_postponed(self) -> None:
-        """Queue what was postponed."""
-        postponed, self._postponed = self._postponed, []
-        self.put_first(postponed)
-
     def withdraw(self, owner: Hashable) -> list[WindowRequest]:
         """Take out everything of the owner."""
         found = [request for request in self.all() if request.owner == owner]
@@ -66,7 +51,6 @@ class Backlog:
             queued = [request for request in self.queue if request.owner != owner]
             self.queue.clear()
             self.queue.extend(queued)
-            self._postponed = [one for one in self._postponed if one.owner != owner]
         for request in found:
             if (timer := self._pausing.pop(request, None)) is not None:
                 timer.cancel()

@@ -19,7 +19,6 @@ from batchyard.runner.cache_watch import CacheWatch
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.claims import Claims
 from batchyard.runner.counts import RunnerCounts
-from batchyard.runner.engine_tuning import EngineTuning
 from batchyard.runner.held_chunks import HeldChunks
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.ignored_fields import note_ignored
@@ -28,7 +27,6 @@ from batchyard.runner.learning import Learning
 from batchyard.runner.live_server import LiveRequests
 from batchyard.runner.load_meter import LoadMeter
 from batchyard.runner.not_found_watch import NotFoundWatch
-from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
 from batchyard.runner.retry_policy import RetryPolicy
@@ -111,7 +109,6 @@ class Runner:
         """Requests answered by this runner."""
         self._progress = ShownProgress(services, batch_id)
         self._engine: Engine
-        self._options: OptionsInUse
         self._window: Window
         self._cache: CacheWatch
         self._inputs = Inputs(services)
@@ -146,11 +143,6 @@ class Runner:
             await stack.enter_async_context(self._looking())
             stack.push_async_callback(self._engine.stop)
             self._progress.show_loading()
-            self._options = OptionsInUse(self._engine)
-            tuning = EngineTuning(
-                self.services, self.model, self._engine, self._options, batch_id=self.batch_id
-            )
-            await tuning.begin()
             await self._start_engine()
             live_server = self._engine.live_server
             if self._registration is not None and live_server is not None:
@@ -170,14 +162,12 @@ class Runner:
                     on_restart=self._progress.show_start,
                     counts=self._counts,
                     company=self._live,
-                    options=self._options,
                     may_send=lambda: self._held.standstill.is_over,
                     # There is no other runner for its batch, which would fail with all its lines.
                     waits_for_server=self.batch_id is not None,
                 )
             )
             self._held.standstill.on_over = self._window.wake
-            await stack.enter_async_context(tuning.going_on(self._window))
             if self._live is not None:
                 self._live = await self._opened(self._live, stack)
             self._cache = CacheWatch(self._engine)
@@ -459,7 +449,7 @@ class Runner:
 
     async def _start_engine(self) -> None:
         began = time.monotonic()
-        await self._options.start(self._progress.show_start)
+        await self._engine.start(self._progress.show_start)
         if self._registration is not None:
             await self._registration.loaded(time.monotonic() - began)
 

@@ -19,11 +19,6 @@ log = event_logger(__name__)
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 
 
-def is_good(answer: EngineAnswer) -> bool:
-    """Whether the engine has done what it was asked for."""
-    return answer.status is not None and 200 <= answer.status < 300
-
-
 def is_retriable(answer: EngineAnswer) -> bool:
     """Whether another attempt may go better: 408, 409, 425, 429, 5xx and lost connections."""
     if answer.status is None:

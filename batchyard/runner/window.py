@@ -30,12 +30,11 @@ from batchyard.runner.file_room import FileRoom
 from batchyard.runner.hang_watch import HangWatch
 from batchyard.runner.kv_room import KvRoom
 from batchyard.runner.missing_endpoints import missing_endpoints, routes_of
-from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.refusals import Refusals
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.room import room_for_bodies, room_for_sequences
 from batchyard.runner.seats import Seats
-from batchyard.runner.verdict import given_up, is_good, is_retriable, result_of
+from batchyard.runner.verdict import given_up, is_retriable, result_of
 from batchyard.services.log_words import describe
 
 if TYPE_CHECKING:
@@ -81,7 +80,6 @@ class Window:
         on_restart: Callable[[StartProgress], None] | None = None,
         counts: RunnerCounts | None = None,
         company: Company | None = None,
-        options: OptionsInUse | None = None,
         may_send: Callable[[], bool] = lambda: True,
         waits_for_server: bool = False,
     ) -> None:
@@ -101,7 +99,6 @@ class Window:
         self._not_served: frozenset[str] = frozenset()
         self._timeout_seconds = timeout_seconds
         self._hang_seconds = hang_seconds
-        self._options = options or OptionsInUse(engine)
         self._retry = retry or RetryPolicy()
         self._may_send = may_send
         self._on_restart = on_restart
@@ -128,8 +125,6 @@ class Window:
         self._is_hung = False
         self._is_streaming = False
         self._is_closing = False
-        self._is_changing = False
-        self._changed = asyncio.Event()
         self._streaming_since = -math.inf
         self._pump_task: asyncio.Task[None] | None = None
         self._gate_task: asyncio.Task[None] | None = None
@@ -152,7 +147,7 @@ class Window:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._pump_task is not None  # noqa: S101 - entered
-        if not self._is_streaming or self._in_flight or self._queue or self._backlog.postponed:
+        if not self._is_streaming or self._in_flight or self._queue:
             # The results of what is left are not needed, nor is an engine that is starting again.
             self._pump_task.cancel()
         else:
@@ -205,7 +200,7 @@ class Window:
         ahead of everything that comes. Nobody waits in :meth:`submit`. Does nothing unless the
         window is empty.
         """
-        is_empty = not (self._in_flight or self._backlog.waiting or self._backlog.postponed)
+        is_empty = not (self._in_flight or self._backlog.waiting)
         if is_empty and not self._held_back:
             behind = self.size - self._engine.max_num_seqs
             self._held_back = max(0, min(behind, _MOST_HELD_BACK))
@@ -273,30 +268,6 @@ class Window:
         return self._backlog.waiting
 
     @property
-    def postponed(self) -> int:
-        """How many requests got no good answer from options on trial, and wait for others."""
-        return self._backlog.postponed
-
-    async def change_options(self) -> None:
-        """Let what is in flight finish, and start the engine again with the options wanted.
-
-        What waits is sent then. Returns as well when the window ends.
-        """
-        if self.has_ended:
-            return
-        self._begin_change()
-        await self._changed.wait()
-
-    def send_postponed(self) -> None:
-        """Send again what got no good answer from options on trial."""
-        self._backlog.send_postponed()
-
-    def _begin_change(self) -> None:
-        self._is_changing = True
-        self._changed.clear()
-        self._feed_ready.set()
-
-    @property
     def limit(self) -> int:
         """How many requests may be in the engine now."""
         return min(self._crashes.limit, self.refusals.limit)
@@ -341,7 +312,6 @@ class Window:
         self._backlog.end()
         self.refusals.end()
         self._departures.end()
-        self._changed.set()
 
     async def _pump(self) -> None:
         try:
@@ -351,13 +321,10 @@ class Window:
                 while not is_started:
                     await asyncio.sleep(self._crashes.pause_seconds)
                     is_started = await self._crashes.runs_after(
-                        self._options.start(self._on_restart)
+                        self._engine.start(self._on_restart)
                     )
                     if not is_started:
                         self.refusals.not_reached()
-                self._is_changing = False
-                self._changed.set()
-                self.send_postponed()
         except Exception:
             # Submitters wait for slots that would never become free. Each passes this one on: there
             # may be a billion slots, if an operator has said so.
@@ -365,10 +332,7 @@ class Window:
             raise
 
     async def _stream_until_lost(self) -> bool:
-        """Run one stream to its end; False if the engine is to be started again.
-
-        It was lost and is still needed, or it is to have other options.
-        """
+        """Run one stream to its end; False if the engine was lost and is still needed."""
         stream = partial(self._engine.stream, timeout_seconds=self._timeout_seconds)
         requests = self._feed()
         company = self._company
@@ -382,11 +346,10 @@ class Window:
                 async for answer in answers:
                     self._handle_answer(answer)
         except Exception as error:
-            are_options_the_cause = not self._is_closing and self._options.are_the_cause()
-            again = self._take_back(error, is_innocent=are_options_the_cause)
+            again = self._take_back(error)
             if self._is_closing:
                 return True
-            self._crashes.without_answer += not are_options_the_cause
+            self._crashes.without_answer += 1
             if self._crashes.are_too_many:
                 raise
             self.counts.lost_engine(error, again, is_hung=self._is_hung)
@@ -396,7 +359,7 @@ class Window:
             self._is_streaming = False
             watching.cancel()
             await asyncio.wait([watching])
-        return self._is_closing or not self._is_changing
+        return True
 
     def _is_engine_busy(self) -> bool:
         return bool(self._in_flight) or (self._company is not None and self._company.is_here())
@@ -414,12 +377,9 @@ class Window:
             if self._aborts:
                 # They need no room: they make it.
                 yield Abort(self._aborts.popleft())
-            elif self._is_closing or (self._is_changing and not self._in_flight):
+            elif self._is_closing:
                 return
-            elif self._queue and not self._is_changing and self._has_room:
-                if self._options.refuse(self._queue[0].body):
-                    self._begin_change()
-                    continue
+            elif self._queue and self._has_room:
                 # A request that is taken from the queue must be in flight at once, where a crash
                 # or a withdrawal finds it.
                 tag, request = next(self._tags), self._queue.popleft()
@@ -459,10 +419,6 @@ class Window:
         is_departing = request.owner in self._departures
         if is_aborted and is_departing:
             self._leave(request)
-        elif self._options.is_trial and not is_departing and not is_good(answer):
-            # It may be the options' fault, which are to cost no line.
-            request.attempts -= is_attempt
-            self._backlog.postpone(request)
         elif not is_retriable(answer) or request.attempts >= self._retry.attempts:
             self._conclude(request, answer, is_departing=is_departing)
         elif is_departing:
@@ -491,10 +447,10 @@ class Window:
         seconds = self._retry.pause_seconds(failures, answer.retry_after_seconds)
         self._backlog.pause(request, seconds)
 
-    def _take_back(self, error: Exception, *, is_innocent: bool) -> int:
+    def _take_back(self, error: Exception) -> int:
         """After a crash: put requests in flight in front of the queue, in a smaller group.
 
-        Returns how many they are. ``is_innocent``: they are not the cause, not even together.
+        Returns how many they are.
         """
         in_flight = list(self._in_flight.values())
         for request in in_flight:
@@ -505,7 +461,7 @@ class Window:
         company = self._company
         in_company = company is not None and company.was_here(self._streaming_since)
         # None of them is, where nothing was sent. But they may have been too many connections.
-        is_one_to_blame = not (is_innocent or isinstance(error, EngineNotReached))
+        is_one_to_blame = not isinstance(error, EngineNotReached)
         suspects = []
         for request in in_flight:
             if request.owner in self._departures:
@@ -522,14 +478,11 @@ class Window:
             else:
                 again.append(request)
         self._backlog.put_first(again)
-        if not is_innocent:
-            self._crashes.suspect(again)
+        self._crashes.suspect(again)
         return len(again)
 
     def _leave(self, request: WindowRequest, result: ResultLine | None = None) -> None:
         """The request gives its slot back, with its result or, withdrawn, without."""
-        if result is not None and self._options.on_result is not None:
-            self._options.on_result(request, result)
         if self._crashes.clear(request):
             self._feed_ready.set()
         self._slots.release()

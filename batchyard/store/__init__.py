@@ -51,13 +51,6 @@ from batchyard.store.runner.runners import (
     Runners,
     RunnerStatus,
 )
-from batchyard.store.runner.tunings import (
-    TUNING_SECONDS,
-    EngineKey,
-    TuningRecord,
-    Tunings,
-    WorkLeft,
-)
 from batchyard.store.schema import upgrade
 from batchyard.store.sealed import new_sealing_key
 from batchyard.store.sealing_proof import SealingProof
@@ -79,7 +72,6 @@ __all__ = [
     "FORGOTTEN_SECONDS",
     "NEW_FILES",
     "PATIENCE_SECONDS",
-    "TUNING_SECONDS",
     "WEBHOOK_GIVEN_UP",
     "ApiKeyRecord",
     "ApiKeys",
@@ -115,7 +107,6 @@ __all__ = [
     "DeliveryRecord",
     "DeliveryStatus",
     "EndpointWithSecret",
-    "EngineKey",
     "EngineLoad",
     "FileRecord",
     "Files",
@@ -163,8 +154,6 @@ __all__ = [
     "Store",
     "TenantUsage",
     "Tenants",
-    "TuningRecord",
-    "Tunings",
     "UploadRecord",
     "Uploads",
     "UrlFacts",
@@ -173,7 +162,6 @@ __all__ = [
     "Waiting",
     "WebhookEndpointRecord",
     "WebhookEndpoints",
-    "WorkLeft",
     "act_as",
     "acting_as",
     "connection_limits",

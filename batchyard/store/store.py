@@ -31,7 +31,6 @@ from batchyard.store.runner.hours import EngineHours
 from batchyard.store.runner.live_engines import LiveEngines
 from batchyard.store.runner.rates import Rates
 from batchyard.store.runner.runners import Runners
-from batchyard.store.runner.tunings import Tunings
 from batchyard.store.schema import check, upgrade
 from batchyard.store.sealing_proof import SealingProof
 from batchyard.store.storage_mark import StorageMark
@@ -74,7 +73,6 @@ class Store:
     leases: Leases
     clock_steps: ClockSteps
     rates: Rates
-    tunings: Tunings
     lengths: LearnedLengths
     engine_hours: EngineHours
     tenants: Tenants
@@ -138,7 +136,6 @@ async def open_store(
             leases=Leases(database),
             clock_steps=ClockSteps(database),
             rates=Rates(database),
-            tunings=Tunings(database),
             lengths=LearnedLengths(database),
             engine_hours=EngineHours(database),
             tenants=Tenants(database),

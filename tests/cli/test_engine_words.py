@@ -43,6 +43,16 @@ def test_words_that_are_not_ours_are_the_engines(line: str, ours: str, engine: s
     assert split_options(line.split(), own_options()) == (ours.split(), engine.split(), [])
 
 
+@pytest.mark.parametrize("word", ["--tune"])
+def test_an_option_that_was_ours_is_not_vllms(word: str) -> None:
+    """vLLM would refuse it after minutes, and not say that it was withdrawn."""
+    name = word.partition("=")[0].replace("_", "-")
+    with pytest.raises(typer.BadParameter, match=f"^{name} was withdrawn and has no effect"):
+        split_options(["--seed", "1", word, "2"], own_options())
+    words = ["--seed", "1", "--", word]
+    assert split_options(words, own_options()) == ([], ["--seed", "1", word], [])
+
+
 def test_what_vllm_serve_would_refuse_is_left_out() -> None:
     """Options of ``vllm run-batch`` alone, with their values."""
     words = ["--enable-metrics", "--output_tmp_dir", "/scratch", "--url=0.0.0.0", "--port", "9"]

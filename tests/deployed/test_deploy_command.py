@@ -156,7 +156,6 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
         **NO_OBJECTIVE,
         "kv_offload": 0.0,
         "speculation": "none",
-        "tune": False,
     }
     assert blocks(server)["far"]["api_key"] == "sk-canary"
     assert blocks(server)["far"]["adapters"] == ["tone"]
@@ -407,5 +406,4 @@ def test_the_file_of_the_page_is_deployed(server: PrefectServer, tmp_path: Path)
         **NO_OBJECTIVE,
         "kv_offload": 0.0,
         "speculation": "none",
-        "tune": False,
     }

@@ -52,6 +52,24 @@ async def test_a_vllm_block_makes_an_engine_with_its_options(settings: Settings)
     assert engine.max_num_seqs == 7
 
 
+async def test_a_stored_block_that_asks_for_what_was_withdrawn_makes_an_engine_and_says_so(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an older version has saved it. Values that ask for nothing are not mentioned."""
+    of_older = {"older": {"tune": True}, "plain": {"tune": False}}
+    async with get_client() as client:
+        for name, fields in of_older.items():
+            document_id = await VllmEngineBlock(model=name).save(name)
+            saved = BlockDocumentUpdate(data={"model": name, **fields})
+            await client.update_block_document(document_id, saved)
+    for name in of_older:
+        assert isinstance(await engine_from_block(settings, name), VllmEngine)
+    said = [each.message for each in caplog.records if "engine.option_withdrawn" in each.message]
+    assert len(said) == 1
+    assert "tune was withdrawn and has no effect" in said[0]
+    assert "model=older" in said[0]
+
+
 async def test_an_engine_of_a_block_serves_clients_and_fetches_from_where_they_may_name(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

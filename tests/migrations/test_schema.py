@@ -97,6 +97,22 @@ async def test_batches_of_before_share_no_answers(empty_url: str) -> None:
     assert found.deduplicated_requests == 0
 
 
+async def test_what_was_measured_of_options_is_dropped(empty_url: str) -> None:
+    row = (
+        "INSERT INTO tunings (model, device, version, options, shape, planned, gains, is_done, "
+        "updated_at) VALUES ('m', 'H100', '0.32.0', 'a', 's', 'p', '{}', true, 1)"
+    )
+    await _migrated_to(empty_url, "0034", row)
+    async with open_store(empty_url, migrate=True) as store:
+
+        def tables(connection: Connection) -> list[str]:
+            return inspect(connection).get_table_names()
+
+        found = await store.database.read(lambda connection: connection.run_sync(tables))
+    assert "tunings" not in found
+    assert "batches" in found
+
+
 def test_the_revisions_are_those_of_alembic() -> None:
     """We read their files' names, because Alembic takes long to import."""
     scripts = ScriptDirectory.from_config(migrations_config())

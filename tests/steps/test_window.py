@@ -20,7 +20,6 @@ from batchyard.metric_families import LINE_SECONDS, RESTARTS, RETRIES, SUM
 from batchyard.results import NoAnswerCode, Outcome
 from batchyard.runner import crashes
 from batchyard.runner.hang_watch import LOOKS, HangWatch
-from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
@@ -1059,50 +1058,3 @@ async def test_an_engine_that_hangs_with_requests_of_company_only_is_started_aga
     async with opened(engine, hang_seconds=HANG_SECONDS, company=Company()):
         engine.freeze()
         await until(lambda: engine.starts == 2)
-
-
-async def on_trial(engine: StubEngine) -> OptionsInUse:
-    """The engine runs with other options than its own."""
-    options = OptionsInUse(engine)
-    options.want((("max-num-batched-tokens", "8192"),), is_trial=True)
-    await options.start()
-    return options
-
-
-async def test_an_engine_gets_other_options_between_two_requests() -> None:
-    """What is in flight finishes, what waits is sent afterwards, and nothing runs twice."""
-    engine = stub()
-    options = OptionsInUse(engine)
-    async with opened(engine, options=options) as window:
-        a = Owner(window, "a")
-        await a.submit("a while", "a while", "quick", "quick")
-        await until(lambda: engine.running == 2)
-        options.want((("max-num-batched-tokens", "8192"),), is_trial=False)
-        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
-            await window.change_options()
-        await a.has(4)
-    assert (engine.starts, engine.executed, engine.aborted) == (2, 4, 0)
-
-
-async def test_a_crash_with_options_on_trial_counts_against_no_request() -> None:
-    """It was alone at two crashes, which else is one too many."""
-    engine = stub(faults=[Fault(FaultKind.DEATH, times=2)])
-    async with opened(engine, options=await on_trial(engine)) as window:
-        a = Owner(window, "a")
-        await a.submit("quick")
-        await a.has(1)
-    assert [result.outcome for result in a.results.values()] == [Outcome.OUTPUT]
-
-
-async def test_what_waits_for_the_end_of_a_trial_leaves_with_its_owner() -> None:
-    engine = stub(faults=[Fault(FaultKind.ANSWER, status=400)])
-    async with opened(engine, options=await on_trial(engine)) as window:
-        a, b = Owner(window, "a"), Owner(window, "b")
-        await a.submit("quick", "quick")
-        await until(lambda: window.postponed == 2)
-        await a.withdraw(abort=False)
-        assert (window.postponed, a.results) == (0, {})
-        await b.submit(*["quick"] * 4)  # there are slots for them
-        await until(lambda: window.postponed == 4)
-        window.send_postponed()
-        await until(lambda: engine.executed == 10)

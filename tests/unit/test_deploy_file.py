@@ -74,6 +74,10 @@ def test_settings_may_stand_beside_the_models(read) -> None:
         ('[[model]]\nmodel = "a"\n', "There is no setting model. Do you mean models"),
         ('[[models]]\nmodel = "a"\noption = ""\n', "the model a: There is no field option. Do you"),
         (
+            '[[models]]\nmodel = "a"\ntune = true\n',
+            "the model a: tune was withdrawn and has no effect. Leave it out.",
+        ),
+        (
             '[[models]]\nmodel = "a"\nbatch_hours = [{ cron = "0 20 * * 1-5" }]\n',
             "the model a: batch_hours.0: Value error, give duration or until",
         ),
