@@ -22,8 +22,6 @@ RETRY_SECONDS: Final = 0.5
 """The pause before the second attempt of a request; it doubles with each further one."""
 CACHE_SECONDS: Final = 3.0
 """How often a runner asks its engine how full its cache is; the page asks as often."""
-KV_SECONDS: Final = 1.0
-"""How often a runner asks its engine how many requests it has preempted."""
 LENGTHS_SECONDS: Final = 2.0
 """How often a runner writes what it has learned of the lengths of answers."""
 ESTIMATE_SECONDS: Final = 0.5

@@ -137,14 +137,6 @@ class Lengths:
             left -= count
         return 0.0
 
-    def held(self) -> float:
-        """Tokens of an answer that an engine holds, at its end, or at any moment if that is more.
-
-        Among the answers under way at a moment the long ones are overrepresented: they are there
-        for longer. Where lengths differ much, half of such a one is more than the mean.
-        """
-        return max(self.mean, self.rest)
-
     @property
     def rest(self) -> float:
         """Tokens that an answer under way at a random moment still lacks, on average."""

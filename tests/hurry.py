@@ -26,5 +26,4 @@ def hurried(
         patch.setattr(intervals, "CHAINS_SECONDS", look_seconds)
         patch.setattr(intervals, "LENGTHS_SECONDS", look_seconds)
         patch.setattr(intervals, "ESTIMATE_SECONDS", look_seconds)
-        patch.setattr(intervals, "KV_SECONDS", look_seconds)
         yield

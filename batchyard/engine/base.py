@@ -124,18 +124,6 @@ class StartProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheState:
-    """The KV cache of an engine of ours."""
-
-    tokens: int
-    """How many it holds."""
-    used: float | None
-    """The share of it that requests use now, 0 to 1."""
-    preemptions: float
-    """Requests that it has preempted, to run them again, since the engine started."""
-
-
-@dataclass(frozen=True, slots=True)
 class LivePromise:
     """What the users of an engine that takes live requests have, while a batch runs there too."""
 
@@ -236,13 +224,6 @@ class Engine(Protocol):
 
     async def cache_used(self) -> float | None:
         """The share of its KV cache that requests use now, 0 to 1; None: not known.
-
-        Raises :class:`~batchyard.errors.EngineLost` when the engine's server gives no answer.
-        """
-        ...
-
-    async def cache_state(self) -> CacheState | None:
-        """Its KV cache; None: not known, or others use the engine too.
 
         Raises :class:`~batchyard.errors.EngineLost` when the engine's server gives no answer.
         """

@@ -11,7 +11,6 @@ import contextlib
 import math
 import re
 
-from batchyard.engine.base import CacheState
 from batchyard.engine.sharing.server_load import Histogram, ServerLoad
 
 # Tokens count when a prompt has been read or a token made. A prompt of many steps is read in
@@ -32,10 +31,6 @@ _INTER_TOKEN = re.compile(
 )
 _BOUND = re.compile(r'(?:^|,)le="([-+.einfINF\d]+)"')
 _CACHE = re.compile(r"^vllm:kv_cache_usage_perc\{.*\} ([-+.e\d]+)$", re.MULTILINE)
-
-_PREEMPTIONS = re.compile(r"^vllm:num_preemptions_total\{.*\} ([-+.e\d]+)$", re.MULTILINE)
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\} 1(?:\.0)?$", re.MULTILINE)
-_LABEL = re.compile(r'(block_size|num_gpu_blocks)="(\d{1,15})"')
 
 
 def work_done_of(metrics: str) -> float | None:
@@ -68,19 +63,6 @@ def cache_used_of(metrics: str) -> float | None:
     """
     shares = _numbers(_CACHE, metrics)
     return min(1.0, max(0.0, *shares)) if shares else None
-
-
-def cache_state_of(metrics: str) -> CacheState | None:
-    """The KV cache of all data-parallel ranks together; None if these are not vLLM's."""
-    preemptions = _sum(_PREEMPTIONS, metrics)
-    tokens = 0
-    for labels in _CACHE_CONFIG.findall(metrics):
-        config = dict(_LABEL.findall(labels))
-        with contextlib.suppress(KeyError, ValueError):
-            tokens += int(config["num_gpu_blocks"]) * int(config["block_size"])
-    if tokens <= 0 or preemptions is None:
-        return None
-    return CacheState(tokens, cache_used_of(metrics), preemptions)
 
 
 def _histogram(pattern: re.Pattern[str], metrics: str) -> Histogram:

@@ -222,9 +222,6 @@ class RemoteEngine:
         """
         return cache_used_of(await self._metrics())
 
-    async def cache_state(self) -> None:
-        """None: what others have in its cache is not known."""
-
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:

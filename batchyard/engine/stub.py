@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.body_fields import Routes
-    from batchyard.engine.base import Abort, CacheState, EngineRequest
+    from batchyard.engine.base import Abort, EngineRequest
     from batchyard.engine.prompt_counting.counter import CounterProgram
 
 
@@ -172,10 +172,6 @@ class StubEngine:
 
     async def cache_used(self) -> None:
         """None: it has no cache."""
-
-    async def cache_state(self) -> CacheState | None:
-        """None: it has no cache."""
-        return None
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float

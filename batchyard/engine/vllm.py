@@ -27,7 +27,7 @@ from batchyard.engine.guarded_process import GuardedProcess
 from batchyard.engine.line_client import stream_lines
 from batchyard.engine.lora import are_here, lora_options, module_names
 from batchyard.engine.middleware import line_stream
-from batchyard.engine.progress_metrics import cache_state_of, cache_used_of, work_done_of
+from batchyard.engine.progress_metrics import cache_used_of, work_done_of
 from batchyard.engine.prompt_counting.counter import CounterProgram, counter_program
 from batchyard.engine.routes import post_routes
 from batchyard.engine.vllm_options import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 
     from batchyard.body_fields import Routes
-    from batchyard.engine.base import Abort, CacheState, EngineAnswer, EngineRequest
+    from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
 
 log = event_logger(__name__)
 
@@ -221,10 +221,6 @@ class VllmEngine:
     async def cache_used(self) -> float | None:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
         return cache_used_of(await self.metrics())
-
-    async def cache_state(self) -> CacheState | None:
-        """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
-        return cache_state_of(await self.metrics())
 
     async def metrics(self) -> str:
         """The engine's own metrics, in Prometheus' text format."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from batchyard.body_fields import Routes
     from batchyard.engine.base import (
         Abort,
-        CacheState,
         Engine,
         EngineAnswer,
         EngineRequest,
@@ -99,10 +98,6 @@ class WarmEngine:
     async def cache_used(self) -> float | None:
         """See :meth:`batchyard.engine.base.Engine.cache_used`."""
         return await self._engine.cache_used()
-
-    async def cache_state(self) -> CacheState | None:
-        """See :meth:`batchyard.engine.base.Engine.cache_state`."""
-        return await self._engine.cache_state()
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float

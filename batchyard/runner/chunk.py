@@ -361,7 +361,6 @@ class ChunkRun:
             async for record, copies, envelope in self._readable(descriptor, requests, order):
                 self._admitted += 1 + len(copies)
                 planned = PlannedRequest.of(record)
-                expected, growth = order.held_tokens(planned)
                 request = WindowRequest(
                     planned.ordinal,
                     envelope.custom_id,
@@ -371,8 +370,6 @@ class ChunkRun:
                     owner=self.lease.key,
                     fail=self._fail,
                     of_batch=self._traits,
-                    expected_tokens=expected,
-                    expected_growth=growth,
                     unshared_tokens=planned.unshared_tokens,
                 )
                 self._in_window[request.ordinal] = request
@@ -464,7 +461,6 @@ class ChunkRun:
         expected = self._rest.answer(request)
         used = result.first_usage or result.usage
         output = used.output_tokens
-        self._lengths.count_prompt(expected.prompt_tokens, used.input_tokens)
         self.window.seats.count(request, output)
         if output:
             self._lengths.count(expected.length_class, output)

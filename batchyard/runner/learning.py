@@ -31,13 +31,7 @@ FIRST_ESTIMATE_LINES: Final = 100
 _NEXT_ESTIMATE: Final = 1.25
 """After so many times the lines it is estimated again."""
 _FIRST_LOOK_LINES: Final = 8
-_UNKNOWN_TOKENS: Final = 256
-"""What a request holds at most of the cache, by expectation, before anything is known of it."""
-_MOST_KEPT: Final = 4096
-"""Answers to one question, before they are forgotten: limits of a million requests may differ."""
 _MOST_BATCHES: Final = 512
-_DOUBTED: Final = 32.0
-"""Answers that weigh as much as that."""
 _PATIENCE_SECONDS: Final = 10.0
 _LAST_PATIENCE_SECONDS: Final = 2.0
 """As the runner ends, which a batch may wait for."""
@@ -108,30 +102,12 @@ class BatchLengths:
         self._version = -1
         self._found: dict[int, Lengths | None] = {}
         """By class, of this version."""
-        self._held: dict[int, float] = {}
-        self._held_of: dict[tuple[int, int], int] = {}
-        """What :meth:`held` has answered."""
         self._expected: dict[int, Expected] | None = None
-        self._prompts = self._planned_prompts = self._prompt_tokens = 0
 
     @property
     def version(self) -> int:
         """Grows when more is expected or less."""
         return self.tenant.version
-
-    def count_prompt(self, planned: int, tokens: int) -> None:
-        """Count a prompt: its tokens by the plan, and as the engine counted them."""
-        if planned and tokens:
-            self._prompts += 1
-            self._planned_prompts += planned
-            self._prompt_tokens += tokens
-
-    @property
-    def prompt_scale(self) -> float:
-        """How many tokens one of the plan's is: it takes four bytes of any prompt for one."""
-        if self._prompts < _FIRST_LOOK_LINES:
-            return 1.0
-        return self._prompt_tokens / self._planned_prompts
 
     def count(self, number: int, tokens: int) -> None:
         """Count an answer of a class; nothing for a number that the batch does not have."""
@@ -153,28 +129,6 @@ class BatchLengths:
         """What the answer to a request still lacks that has ``written`` tokens and goes on."""
         known = self._known(planned.length_class)
         return max(planned.output_tokens - written, 0.0) if known is None else known.lacks(written)
-
-    def held(self, number: int, planned: int) -> int:
-        """Tokens of an answer that the engine's cache is to have room for."""
-        self._look_again()
-        tokens = self._held_of.get((number, planned))
-        if tokens is None:
-            if len(self._held_of) == _MOST_KEPT:
-                self._held_of.clear()
-            tokens = self._held_of[number, planned] = self._find_held(number, planned)
-        return tokens
-
-    def _find_held(self, number: int, planned: int) -> int:
-        guess = min(planned, _UNKNOWN_TOKENS)
-        known = self._known(number)
-        if known is None:
-            return guess
-        if number not in self._held:
-            self._held[number] = known.held()
-        # The first answers to come are the short ones.
-        trust = known.weight / (known.weight + _DOUBTED)
-        held = trust * self._held[number] + (1 - trust) * guess
-        return max(1, round(self._limited(number, planned, held)))
 
     def expected(self) -> Mapping[int, Expected]:
         """By class, where anything is known."""
@@ -227,13 +181,7 @@ class BatchLengths:
         if self._version != self.tenant.version:
             self._version = self.tenant.version
             self._found.clear()
-            self._held.clear()
-            self._held_of.clear()
             self._expected = None
-
-    def _limited(self, number: int, planned: int, tokens: float) -> float:
-        """The plan says no more than the request's own limit, where it has one."""
-        return min(planned, tokens) if self._table[number - 1].bucket > 0 else tokens
 
 
 class Learning:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +17,6 @@ from batchyard.answer_checks import OutputCheck, TimeBudget, TooMuchToCheck, fin
 from batchyard.endpoints import ENDPOINTS, takes_form
 from batchyard.errors import RequestRefused
 from batchyard.logs import event_logger
-from batchyard.prompt import output_limit
 from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.runner.verdict import result_of
 from batchyard.threads import in_thread
@@ -39,16 +38,6 @@ _MOST_CHECKED_BYTES = 64 * 1024
 """Of a schema, and of texts that are held against it: one step of a check reads all of it."""
 
 _decode = msgspec.json.Decoder().decode
-
-
-class _Limits(msgspec.Struct):
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
-    max_tokens: Any = None
-    n: Any = None
-
-
-_decode_limits = msgspec.json.Decoder(_Limits).decode
 
 
 @dataclass(slots=True)
@@ -127,7 +116,6 @@ class OutputRetries:
         result = result_of(request, answer)
         earlier.answers.append(result.usage)
         earlier.kept = result if self._is_kept else None
-        request.expected_tokens = max(request.expected_tokens, _held(request.body, result.usage))
         return True
 
     def _fault_of(self, request: WindowRequest, answer: EngineAnswer) -> str:
@@ -170,9 +158,3 @@ class OutputRetries:
             why = f"The last one {earlier.fault}."
             result = unanswered(earlier.custom_id, NoAnswerCode.INVALID_OUTPUT, why)
         return replace(result, usage=total, first_usage=used[0])
-
-
-def _held(body: bytes, used: TokenUsage) -> int:
-    """What the next attempt may hold of the cache: the unshared part of its prompt, its answer."""
-    limit, _ = output_limit(msgspec.structs.asdict(_decode_limits(body)))
-    return used.input_tokens - used.cached_tokens + (limit or used.output_tokens)

@@ -28,7 +28,6 @@ from batchyard.runner.crashes import Crashes
 from batchyard.runner.departures import Departures
 from batchyard.runner.file_room import FileRoom
 from batchyard.runner.hang_watch import HangWatch
-from batchyard.runner.kv_room import KvRoom
 from batchyard.runner.missing_endpoints import missing_endpoints, routes_of
 from batchyard.runner.refusals import Refusals
 from batchyard.runner.retry_policy import RetryPolicy
@@ -128,21 +127,16 @@ class Window:
         self._streaming_since = -math.inf
         self._pump_task: asyncio.Task[None] | None = None
         self._gate_task: asyncio.Task[None] | None = None
-        self.kv_room = KvRoom(engine)
         self.seats = Seats(engine.max_num_seqs)
-        self._kv_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
         self.routes = await routes_of(self._engine)
         self._not_served = missing_endpoints(self.routes)
-        await self.kv_room.look()
         self._pump_task = asyncio.create_task(self._pump(), name="window")
         self._pump_task.add_done_callback(lambda _: self._end())
         if self._gate is not None:
             watch = self._gate.watch(self._feed_ready.set, lambda: bool(self._queue))
             self._gate_task = asyncio.create_task(watch, name="gate")
-        watch_room = self.kv_room.watch(self._feed_ready.set)
-        self._kv_task = asyncio.create_task(watch_room, name="kv room")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,9 +148,9 @@ class Window:
             self._is_closing = True
             self._feed_ready.set()
         await asyncio.wait([self._pump_task])
-        for task in filter(None, (self._gate_task, self._kv_task)):
-            task.cancel()
-            await asyncio.wait([task])
+        if self._gate_task is not None:
+            self._gate_task.cancel()
+            await asyncio.wait([self._gate_task])
 
     async def submit(self, request: WindowRequest) -> None:
         """Wait for a slot and send the request. Raises what ended the window, if it has ended.
@@ -384,7 +378,6 @@ class Window:
                 # or a withdrawal finds it.
                 tag, request = next(self._tags), self._queue.popleft()
                 self._in_flight[tag] = request
-                self.kv_room.take(request)
                 self.seats.take(request)
                 yield request.sent(tag)
             else:
@@ -395,14 +388,12 @@ class Window:
     def _has_room(self) -> bool:
         is_open = self._may_send() and (self._gate is None or self._gate.is_open)
         is_open = is_open and self.refusals.is_open
-        has_seat = len(self._in_flight) < self._crashes.limit
-        return is_open and has_seat and self.kv_room.is_there_for(self._queue[0])
+        return is_open and len(self._in_flight) < self._crashes.limit
 
     def _handle_answer(self, answer: EngineAnswer) -> None:
         request = self._in_flight.pop(answer.tag, None)
         if request is None:
             raise EngineLost(f"it answered request {answer.tag}, which it does not have")
-        self.kv_room.give_back(request)
         self.seats.leave(request)
         self._feed_ready.set()
         is_aborted = answer.no_answer is NoAnswer.ABORTED
@@ -454,7 +445,6 @@ class Window:
         """
         in_flight = list(self._in_flight.values())
         for request in in_flight:
-            self.kv_room.give_back(request)
             self.seats.leave(request)
         self._in_flight.clear()
         self._aborts.clear()

@@ -39,11 +39,6 @@ class WindowRequest:
     """How many the engine makes of it."""
     room_sequences: int = 0
     """What it has taken of the window's room for sequences, until it leaves."""
-    expected_tokens: int = 1
-    """What it will probably hold of the KV cache when its answer ends: of its prompt, what the
-    request before it does not share, and its answer. At least 1."""
-    expected_growth: int = 0
-    """Of these, those of its answer: what it does not hold yet when it is begun."""
     unshared_tokens: int = 0
     """See :class:`batchyard.runner.seats.Seated`, as for the next two."""
     seated_at: float | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from batchyard.engine.base import CacheState, EngineAnswer
+from batchyard.engine.base import EngineAnswer
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import BatchStatus
@@ -291,43 +291,6 @@ async def test_no_word_of_a_prompt_and_no_plain_hash_of_it_is_in_the_database(ya
     assert digest.hexdigest().encode() not in stored
     twice = hashlib.blake2b(digest.digest(), digest_size=16)
     assert twice.hexdigest().encode() not in stored
-
-
-async def test_an_engine_with_a_small_cache_is_sent_what_it_has_room_for(yard: Yard) -> None:
-    """Each has some 120 tokens, and its window is 16 requests."""
-
-    class Small(Writer):
-        looks = 0
-        inside = 0
-        is_bounded = False
-        third_look = asyncio.Event()
-
-        async def answer(self, *args: Any, **options: Any) -> EngineAnswer:
-            self.inside += 1
-            # From then on there is a bound, and what was sent before it leaves: what runs, and what
-            # waits in the engine until it does.
-            await self.third_look.wait()
-            try:
-                return await super().answer(*args, **options)
-            finally:
-                self.inside -= 1
-                if self.inside < 8 and not self.is_bounded:
-                    self.is_bounded, self.peak_running = True, 0
-
-        async def cache_state(self) -> CacheState | None:
-            self.looks += 1
-            if self.looks == 3:
-                self.third_look.set()
-            return CacheState(1000, used=0.9, preemptions=10.0 * min(self.looks, 2))
-
-    engine = Small({"short": 100}, max_num_seqs=8, latency=0.002)
-    yard.use(engine)
-    await yard.run(lines("short", 100, max_tokens=2000))
-    plain = Writer({"short": 100}, max_num_seqs=8, latency=0.002)
-    yard.use(plain)
-    await yard.run(lines("short", 100, max_tokens=2000))
-    assert plain.peak_running == 8
-    assert 3 <= engine.peak_running <= 7
 
 
 async def test_a_runner_that_lives_for_long_forgets_batches_and_tenants(

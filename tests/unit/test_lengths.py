@@ -59,7 +59,7 @@ def test_a_quantile_is_known_to_within_a_tenth(share: float) -> None:
 
 def test_nothing_seen_has_no_length() -> None:
     nothing = Lengths()
-    assert (nothing.mean, nothing.quantile(0.9), nothing.held(), nothing.last_of(8)) == (0, 0, 0, 0)
+    assert (nothing.mean, nothing.quantile(0.9), nothing.rest, nothing.last_of(8)) == (0, 0, 0, 0)
 
 
 def test_old_answers_fade_behind_new_ones() -> None:
@@ -70,16 +70,12 @@ def test_old_answers_fade_behind_new_ones() -> None:
     assert after.quantile(0.999) < 20
 
 
-def test_equal_answers_are_held_to_their_end() -> None:
-    assert lengths_of(*[100] * 50).held() == 100
-
-
-def test_of_answers_that_differ_much_the_long_ones_fill_the_cache() -> None:
+def test_of_answers_that_differ_much_those_under_way_are_the_long_ones() -> None:
     """At any moment they are more than their share: half of such a one is more than the mean."""
     tokens = lognormal(20_000)
     under_way = sum(each * each for each in tokens) / 2 / sum(tokens)
     assert under_way > 1.2 * statistics.mean(tokens)
-    assert lengths_of(*tokens).held() == pytest.approx(under_way, rel=0.1)
+    assert lengths_of(*tokens).rest == pytest.approx(under_way, rel=0.1)
 
 
 def test_what_the_last_of_many_answers_lacks_is_that_of_a_running_engine() -> None:
