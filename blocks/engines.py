@@ -10,7 +10,6 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from batchyard.engine.base import LivePromise
 from batchyard.engine.lora import check_options
-from batchyard.engine.presets import Speculation, with_presets
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.server_address import possible_addresses
 from batchyard.engine.sharing.objective import Objective
@@ -67,17 +66,6 @@ class VllmEngineBlock(Block):
         default_factory=dict,
         description='Environment variables of the engine, such as {"HF_HOME": "/data/models"}.',
     )
-    kv_offload: float = Field(
-        default=0.0,
-        ge=0,
-        description="GiB of main memory for prompts that the KV cache on the GPU has no room for "
-        "(--kv-offloading-size). Not on CPUs. 0: none.",
-    )
-    speculation: Speculation = Field(
-        default="none",
-        description="Guess the next tokens of an answer (--speculative-config) from the prompt "
-        "(ngram), or from the prompt and earlier answers (suffix, which needs arctic-inference).",
-    )
     adapters: dict[str, str] = Field(
         default_factory=dict,
         description="LoRA adapters of the model, by the names that request bodies carry: "
@@ -120,7 +108,7 @@ class VllmEngineBlock(Block):
 
     @model_validator(mode="after")
     def _is_no_option_given_twice(self) -> Self:
-        check_options(self.adapters, EngineOptions(self._words()))
+        check_options(self.adapters, EngineOptions(shlex.split(self.options)))
         return self
 
     @model_validator(mode="after")
@@ -131,18 +119,13 @@ class VllmEngineBlock(Block):
                 raise ValueError(f"the adapter {name} needs a folder or a hub id")
         return self
 
-    def _words(self) -> list[str]:
-        return with_presets(
-            shlex.split(self.options), kv_offload=self.kv_offload, speculation=self.speculation
-        )
-
     def build(
         self, *, python: Path, log_path: Path | None = None, media_domains: Sequence[str] = ()
     ) -> VllmEngine:
         """The engine, not started; ``media_domains``: from where it may fetch clients' media."""
         return VllmEngine(
             self.model,
-            self._words(),
+            shlex.split(self.options),
             python=python,
             weights=self.weights or None,
             environment=self.environment,

@@ -13,7 +13,6 @@ import typer
 from batchyard.cli.engine_words import served_names
 from batchyard.endpoints import IN_VLLM
 from batchyard.engine.lora import module_names
-from batchyard.engine.presets import with_presets
 from batchyard.engine.vllm_options import EngineOptions
 from batchyard.errors import ObjectNotFound
 from batchyard.offer import ANYTHING, Offer, check_adapter_names
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchyard.engine.base import Engine
-    from batchyard.engine.presets import Speculation
     from batchyard.settings import Settings
 
 
@@ -100,8 +98,6 @@ class EngineChoice:
         *,
         use: ServerUse = ServerUse(),
         client_rules: bool = False,
-        kv_offload: float = 0.0,
-        speculation: Speculation = "none",
     ) -> EngineChoice:
         """The engine for these options.
 
@@ -115,12 +111,6 @@ class EngineChoice:
                 param_hint=", ".join(use.options),
             )
         use.check()
-        try:
-            options = with_presets(options, kv_offload=kv_offload, speculation=speculation)
-        except ValueError as error:
-            raise typer.BadParameter(
-                str(error), param_hint="--kv-offload and --speculation"
-            ) from None
         if url is not None and options:
             raise typer.BadParameter(
                 f"{shlex.join(options)} would have no effect: the server runs already. Leave one "

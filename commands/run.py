@@ -17,7 +17,6 @@ from batchyard.cli.say import say
 from batchyard.cli.stoppable import run_stoppable
 from batchyard.datasets.files import has_local_files, is_table
 from batchyard.datasets.process import check_installed
-from batchyard.engine.presets import Speculation  # noqa: TC001 - Typer reads it at run time
 from batchyard.errors import ObjectNotFound, RequestRefused
 from batchyard.services.home import in_home
 from batchyard.services.services import Services, open_services
@@ -129,21 +128,6 @@ def run(
             help="The server at --engine-url has no other users: the batch may use all of it.",
         ),
     ] = False,
-    kv_offload: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            metavar="GIB",
-            help="Main memory for what vLLM's KV cache on the GPU has no room for.",
-        ),
-    ] = 0.0,
-    speculation: Annotated[
-        Speculation,
-        typer.Option(
-            help="Guess the next tokens of an answer from the prompt (ngram), or from it and "
-            "earlier answers (suffix, which needs arctic-inference next to vLLM)."
-        ),
-    ] = "none",
     template: Annotated[str | None, options.TEMPLATE] = None,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
@@ -179,8 +163,6 @@ def run(
             adapters=tuple(engine_adapter or ()),
         ),
         client_rules=client_rules,
-        kv_offload=kv_offload,
-        speculation=speculation,
     )
     what: BatchRequest | str
     if resume is not None:

@@ -261,12 +261,6 @@ class VllmEngine:
 
     def _look_around(self) -> None:
         """The device, and whether it and this vLLM will do."""
-        if self._device() is CPU and "kv-offloading-size" in self._options:
-            raise EngineStartFailed(
-                f"cannot start the engine for model {self.model!r}: KV offload "
-                "(--kv-offloading-size) keeps in main memory what a GPU has no room for, and there "
-                "is no GPU here. Leave it out."
-            )
         version = vllm_version(self._python, self._environment(Path("/")))
         log.info("engine.starting", model=self.model, vllm=version or "unknown")
 

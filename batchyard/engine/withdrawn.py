@@ -12,6 +12,14 @@ WITHDRAWN: Final[dict[str, tuple[object, str]]] = {
         False,
         "Leave it out. To find faster options of vLLM, compare them with `make bench-gpu`.",
     ),
+    "kv_offload": (
+        0.0,
+        "Use vLLM's own options: --kv-offloading-size 40 --kv-offloading-backend native.",
+    ),
+    "speculation": (
+        "none",
+        "Use vLLM's own option: --speculative-config.",
+    ),
 }
 """By the field of a vLLM engine block: the value that asked for nothing, and what to do."""
 

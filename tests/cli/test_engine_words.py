@@ -43,7 +43,9 @@ def test_words_that_are_not_ours_are_the_engines(line: str, ours: str, engine: s
     assert split_options(line.split(), own_options()) == (ours.split(), engine.split(), [])
 
 
-@pytest.mark.parametrize("word", ["--tune"])
+@pytest.mark.parametrize(
+    "word", ["--tune", "--kv-offload", "--kv_offload=40", "--speculation", "--speculation=ngram"]
+)
 def test_an_option_that_was_ours_is_not_vllms(word: str) -> None:
     """vLLM would refuse it after minutes, and not say that it was withdrawn."""
     name = word.partition("=")[0].replace("_", "-")

@@ -154,8 +154,6 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
         "batch_hours": [],
         "live": False,
         **NO_OBJECTIVE,
-        "kv_offload": 0.0,
-        "speculation": "none",
     }
     assert blocks(server)["far"]["api_key"] == "sk-canary"
     assert blocks(server)["far"]["adapters"] == ["tone"]
@@ -404,6 +402,4 @@ def test_the_file_of_the_page_is_deployed(server: PrefectServer, tmp_path: Path)
         "batch_hours": [],
         "live": False,
         **NO_OBJECTIVE,
-        "kv_offload": 0.0,
-        "speculation": "none",
     }

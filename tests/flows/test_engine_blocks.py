@@ -56,7 +56,10 @@ async def test_a_stored_block_that_asks_for_what_was_withdrawn_makes_an_engine_a
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As an older version has saved it. Values that ask for nothing are not mentioned."""
-    of_older = {"older": {"tune": True}, "plain": {"tune": False}}
+    of_older = {
+        "older": {"tune": True, "kv_offload": 40.0, "speculation": "ngram"},
+        "plain": {"tune": False, "kv_offload": 0.0, "speculation": "none"},
+    }
     async with get_client() as client:
         for name, fields in of_older.items():
             document_id = await VllmEngineBlock(model=name).save(name)
@@ -65,9 +68,10 @@ async def test_a_stored_block_that_asks_for_what_was_withdrawn_makes_an_engine_a
     for name in of_older:
         assert isinstance(await engine_from_block(settings, name), VllmEngine)
     said = [each.message for each in caplog.records if "engine.option_withdrawn" in each.message]
-    assert len(said) == 1
-    assert "tune was withdrawn and has no effect" in said[0]
-    assert "model=older" in said[0]
+    assert len(said) == 3
+    for name, message in zip(("tune", "kv_offload", "speculation"), said, strict=True):
+        assert f"{name} was withdrawn and has no effect" in message
+        assert "model=older" in message
 
 
 async def test_an_engine_of_a_block_serves_clients_and_fetches_from_where_they_may_name(

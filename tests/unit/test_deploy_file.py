@@ -78,6 +78,14 @@ def test_settings_may_stand_beside_the_models(read) -> None:
             "the model a: tune was withdrawn and has no effect. Leave it out.",
         ),
         (
+            '[[models]]\nmodel = "a"\nkv_offload = 40\n',
+            "the model a: kv_offload was withdrawn and has no effect. Use vLLM's own options: --",
+        ),
+        (
+            '[[models]]\nmodel = "a"\nspeculation = "ngram"\n',
+            "the model a: speculation was withdrawn and has no effect. Use vLLM's own option: --sp",
+        ),
+        (
             '[[models]]\nmodel = "a"\nbatch_hours = [{ cron = "0 20 * * 1-5" }]\n',
             "the model a: batch_hours.0: Value error, give duration or until",
         ),

@@ -16,6 +16,7 @@ from batchyard.engine.vllm_options import (
     added_options,
     detect_profile,
     engine_environment,
+    names_hub_repository,
     profile_of_gpu,
     structured_backend,
 )
@@ -251,6 +252,14 @@ def test_a_local_model_never_goes_out(tmp_path: Path) -> None:
     assert environment(str(tmp_path))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in environment("org/model")
     assert "HF_HUB_OFFLINE" not in environment(str(tmp_path), "--tokenizer", "org/tokenizer")
+
+
+def test_guessing_from_the_prompt_needs_no_model_from_the_hub() -> None:
+    for config, is_on_hub in (
+        ('{"method": "ngram", "num_speculative_tokens": 4}', False),
+        ('{"method": "draft_model", "model": "org/draft"}', True),
+    ):
+        assert names_hub_repository(EngineOptions(["--speculative-config", config])) is is_on_hub
 
 
 def test_what_the_operator_set_stays_set() -> None:
