@@ -114,16 +114,18 @@ def free_chunks(
     model: str,
     limit: int,
     *,
-    first: int | None = None,
+    place: int | None = None,
     with_expired: bool = True,
 ) -> Select[Any]:
-    """Chunks to lease, the number ``first`` before others.
+    """Chunks to lease, those with the longest answers first; then by number.
 
+    ``place``: a record that the engine's cache is warm for. The chunks from there on go first.
     On PostgreSQL two claimers never wait for each other's rows.
     """
     in_order: list[ColumnElement[int]] = [ANSWER_BITS.desc(), CHUNKS.c.index]
-    if first is not None:
-        in_order.insert(0, case((CHUNKS.c.index == first, 0), else_=1))
+    if place is not None:
+        end = CHUNKS.c.first_record + CHUNKS.c.request_count
+        in_order[1:] = [case((end > place, 0), else_=1), CHUNKS.c.first_record]
     return (
         select(CHUNKS.c.index)
         .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model)

@@ -23,7 +23,7 @@ from batchyard.store.batch.roots import read_for_engine, read_roots
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.candidates import batches_like, batches_to_run, free_chunks
 from batchyard.store.chunk.demand import read_demand
-from batchyard.store.chunk.places import first_choice
+from batchyard.store.chunk.places import place_beside
 from batchyard.store.chunk.rows import (
     CHUNKS,
     IS_LEASED,
@@ -106,24 +106,19 @@ class Chunks(Aggregate):
 
         The order is that of :mod:`batchyard.turns`, with the tenant first that was served longest
         ago. Of a batch's chunks those with the longest answers go first, by what :meth:`expect` has
-        found; then they go by number or, one at a time, so that the runner has a range of them
-        (:mod:`batchyard.ranges`) and begins where its ``hosts`` are. An empty list: no chunk is
-        free. Nothing is leased of a batch that is paused or overdue, in ``without``, or that is
-        ``beside`` the runner. An owner whose lease ran out counts as a death of the chunk. Without
-        ``with_expired``, such a chunk is not leased.
+        found; then they go by number, from where the runner's ``hosts`` are. An empty list: no
+        chunk is free. Nothing is leased of a batch that is paused or overdue, in ``without``, or
+        that is ``beside`` the runner. An owner whose lease ran out counts as a death of the chunk.
+        Without ``with_expired``, such a chunk is not leased.
         """
         leases: list[ChunkLease] = []
         tenants: set[str] = set()
         batches = batches_to_run(model, batch_id, without, beside, with_expired=with_expired)
         candidates = await connection.execute(batches)
         for candidate, tenant in candidates.all():
-            first = None
-            if limit == 1:
-                first = await first_choice(
-                    connection, candidate, model, owner, hosts, with_expired=with_expired
-                )
+            place = await place_beside(connection, candidate, hosts)
             most = limit - len(leases)
-            free = free_chunks(candidate, model, most, first=first, with_expired=with_expired)
+            free = free_chunks(candidate, model, most, place=place, with_expired=with_expired)
             leased = await _lease(connection, candidate, free, owner, lease_seconds)
             if leased:
                 leases += leased
