@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0038"
+revision = "0035"
 down_revision = "0034"
 branch_labels = None
 depends_on = None
