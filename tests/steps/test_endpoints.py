@@ -46,16 +46,18 @@ def audio(custom_id: str, file_url: str, **body: Any) -> dict[str, Any]:
 async def test_every_endpoint_of_the_engine_is_answered(yard: Yard) -> None:
     """In one file, each with no more than the fields that it must have."""
     fields = {url: dict.fromkeys(it.required[0], "x") for url, it in ENDPOINTS.items()}
-    for url in ANSWERS:
+    # The stub also counts the tokens of live requests, which is no endpoint of a batch.
+    served = [url for url in ANSWERS if url in ENDPOINTS]
+    for url in served:
         fields[url] |= {"file_url": DATA_URL} if "file_url" in fields[url] else {}
         fields[url] |= {"documents": ["x", "y"]} if "documents" in fields[url] else {}
         fields[url] |= {"max_tokens": 4} if "max_tokens" in fields[url] else {}
 
-    batch = await yard.run([line(url, url, **fields[url]) for url in ANSWERS])
+    batch = await yard.run([line(url, url, **fields[url]) for url in served])
 
     results = await yard.results(batch.output_file_id)
     assert batch.status is BatchStatus.COMPLETED
-    assert {result["custom_id"] for result in results} == set(ANSWERS)
+    assert {result["custom_id"] for result in results} == set(served)
     assert batch.usage.input_tokens > 0
 
 
