@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchyard.engine.vllm import SERVER_MODULE
 from benchmarks import inputs
 from benchmarks.other_tools_timed import DAFT, LITELLM
 from benchmarks.overhead import engine_options
@@ -186,7 +187,7 @@ def section() -> str:
 def _serving() -> Iterator[str]:
     """``vllm serve`` with the options of the others, on a port of its own."""
     port = free_port()
-    words = ["-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    words = ["-m", SERVER_MODULE, "--host", "127.0.0.1", "--port", str(port)]
     with (FOLDER / "server.log").open("w") as log:
         server = subprocess.Popen(
             [ENGINE_PYTHON, *words, *engine_options(TINY)],

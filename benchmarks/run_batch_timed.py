@@ -15,15 +15,18 @@ import importlib.util
 import json
 import sys
 import time
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.launchers import cli_args
 from vllm.entrypoints.launchers import run_batch as of_this_release
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+try:
+    from vllm.entrypoints.common import cli_args
+except ImportError:  # before vLLM 0.33
+    from vllm.entrypoints.launchers import cli_args
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,9 +75,7 @@ def _of_0_33(module: Any, options: list[str]) -> Way:
 
 def _module_of(path: Path) -> Any:
     """A release's file, as a neighbour of this release's: what it needs of it has moved only."""
-    moved = types.ModuleType("vllm.entrypoints.common.cli_args")
-    moved.BaseFrontendArgs = cli_args.BaseFrontendArgs  # type: ignore[attr-defined]  # an empty module takes any name
-    sys.modules[moved.__name__] = moved
+    sys.modules["vllm.entrypoints.common.cli_args"] = cli_args
     name = f"vllm.entrypoints.launchers.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

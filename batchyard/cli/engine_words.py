@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-_RUN_BATCH_ALONE = {"--output-tmp-dir": False, "--enable-metrics": True, "--url": False}
+_RUN_BATCH_ALONE = {
+    "--enable-metrics": True,
+    "--max-inflight": False,  # from vLLM 0.33 on
+    "--output-tmp-dir": False,
+    "--url": False,
+}
 """Options of `vllm run-batch` that `vllm serve` refuses, and that mean nothing here; by whether
 they are flags."""
 

