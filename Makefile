@@ -21,7 +21,7 @@ MODELS := .models/.made
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick test-slow test-mutations test-containers check bench up lock
-.PHONY: bench-gpu docs clean clean-containers
+.PHONY: bench-gpu docs clean clean-containers test-newest test-lowest
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,12 @@ test-quick: setup ## those that start no server, in less than a minute
 
 test-slow: setup ## the long fault and scale tests
 	.venv/bin/pytest -m slow $(ARGS)
+
+test-newest: $(INSTALLED) ## with the newest versions that pyproject.toml allows: unit tests, batches
+	.venv/bin/python requirements/ends.py newest $(ARGS)
+
+test-lowest: $(INSTALLED) ## the same with the lowest ones
+	.venv/bin/python requirements/ends.py lowest $(ARGS)
 
 test-mutations: setup ## wrong changes of the product, one at a time: does a test notice?
 	@.venv/bin/python -m tests.mutations $(ARGS)

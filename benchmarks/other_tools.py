@@ -74,7 +74,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Size:
-    """With more than 1,000 requests in a file, Daft's client would wait in its own queue."""
+    """Of this size every tool answers its files."""
 
     requests: int = 1000
     files: int = 5

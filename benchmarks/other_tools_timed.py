@@ -72,8 +72,7 @@ def run(jobs: list[tuple[str, str, str]], url: str, model: str) -> None:
         began = time.perf_counter()
         tokens = TOOLS[way](f"{url}/v1", model, prompts, wanted)
         seconds = time.perf_counter() - began
-        # Daft has a client for each frame. One that is collected later, in Daft's loop, closes
-        # connections by numbers that the next client's have got, whose answers are then never read.
+        # So that no client of a file before is collected while the next one is answered.
         gc.collect()
         _write(output, [line["custom_id"] for line in lines], tokens)
         print(f"SECONDS {seconds}", flush=True)
