@@ -48,14 +48,15 @@ _decode = msgspec.json.Decoder().decode
 def main(job: JoinJob) -> None:
     """Raises :class:`Refused`, and ``OSError``."""
     columns = _COLUMNS | (_EMBEDDING if job.has_embeddings else {})
-    of_rows = schema_of(Path(job.rows)) if job.rows is not None else pa.schema([])
+    of_rows = schema_of([Path(job.rows)]) if job.rows is not None else pa.schema([])
     if _CUSTOM_ID in of_rows.names:
         # The row's own is the same.
         columns = {name: kind for name, kind in columns.items() if name != _CUSTOM_ID}
     names = _free_names(columns, of_rows.names)
-    schema = pa.schema([*of_rows, *(pa.field(names[name], columns[name]) for name in columns)])
+    ours = (pa.field(names[name], columns[name]) for name in columns)
+    schema = pa.schema([*of_rows, *ours], of_rows.metadata)
     of_results = pa.schema(columns)
-    rows = _Rows(job, of_rows)
+    rows = _Rows(job)
     with RowsWriter(Path(TABLE_FILE), schema) as table:
         for part in _results(job):
             results = pa.RecordBatch.from_pylist(part, of_results)
@@ -67,8 +68,8 @@ def main(job: JoinJob) -> None:
 class _Rows:
     """The rows, in the pieces in which they are read: together they may not fit into memory."""
 
-    def __init__(self, job: JoinJob, schema: pa.Schema) -> None:
-        self._batches = iter(()) if job.rows is None else read_rows([Path(job.rows)], schema)
+    def __init__(self, job: JoinJob) -> None:
+        self._batches = iter(()) if job.rows is None else read_rows([Path(job.rows)])
         self._rest: pa.RecordBatch | None = None
         self._has_rows = job.rows is not None
 

@@ -8,12 +8,10 @@ row keeps its place, with the reason. In the first place of a file, it refuses t
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import msgspec
 import pyarrow as pa
 
 from batchyard.datasets.tables import (
@@ -21,8 +19,8 @@ from batchyard.datasets.tables import (
     BATCH_ROWS,
     Refused,
     arrow_errors_as_ours,
-    json_text,
 )
+from batchyard.datasets.values import from_json, json_text
 from batchyard.framing import stray_mark
 from batchyard.json_depth import MAX_DEPTH, is_deeper_than
 
@@ -42,7 +40,6 @@ _MOST_LEVELS: Final = 16
 _EXACT: Final = 2**53
 """Floats have all integers up to this."""
 _LONG: Final = 2**63
-_decode = msgspec.json.Decoder().decode
 
 
 class _Type(Enum):
@@ -186,7 +183,7 @@ def _lines_of(file: io.BufferedReader) -> Iterator[tuple[int, bytes | None]]:
 def _object_of(line: bytes) -> dict[str, Any] | str:
     """The line's object, or what the line is instead."""
     try:
-        found = _decoded(line)
+        found = from_json(line)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -195,16 +192,6 @@ def _object_of(line: bytes) -> dict[str, Any] | str:
     if line.count(b"{") + line.count(b"[") > MAX_DEPTH and is_deeper_than(found, MAX_DEPTH):
         return f"nested deeper than {MAX_DEPTH} levels"
     return found
-
-
-def _decoded(line: bytes) -> Any:
-    try:
-        return _decode(line)
-    except ValueError:
-        # Python writes NaN and Infinity. What it reads beyond that has no UTF-8: half a character.
-        found = json.loads(line.decode())
-        json_text(found)
-        return found
 
 
 def _widened(kind: _Kind, value: Any, levels: int) -> _Kind:

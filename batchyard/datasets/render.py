@@ -28,11 +28,12 @@ from batchyard.datasets.program import run_program
 from batchyard.datasets.tables import (
     Refused,
     RowsWriter,
+    in_columns,
     is_json_lines,
-    plain_type,
     read_rows,
     schema_of,
 )
+from batchyard.datasets.values import type_without_meaning, values_of
 from batchyard.lines import TEMPLATE_ERROR
 from batchyard.templates import new_environment
 
@@ -50,9 +51,6 @@ _CUSTOM_ID: Final = "custom_id"
 _ROW: Final = "row"
 _SOURCE_NAME: Final = "<template>"
 _QUOTED: Final = re.compile(r"'([^']*)'")
-_NOT_PYTHONS: Final = UnusableRow(
-    "a value of the row, such as a date, cannot be given to a template"
-)
 _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder().decode
 
@@ -78,7 +76,7 @@ def main(job: RenderJob) -> None:
         number = 0
         for batch, written in pieces:
             rows.add(batch)
-            values = renderer.values(batch) if written is None else written
+            values = renderer.values(written) if isinstance(written, pa.RecordBatch) else written
             out.writelines(renderer.lines(values, number + 1))
             number += batch.num_rows
             if number > job.most_rows:
@@ -89,8 +87,11 @@ def main(job: RenderJob) -> None:
 
 def _opened(
     files: Sequence[Path],
-) -> tuple[pa.Schema, Iterable[tuple[pa.RecordBatch, Sequence[Row] | None]]]:
-    """The columns, and the rows in pieces; those of JSON lines also as they are written."""
+) -> tuple[pa.Schema, Iterable[tuple[pa.RecordBatch, pa.RecordBatch | Sequence[Row]]]]:
+    """The columns of all files, and the rows in pieces: in these columns, and as they are written.
+
+    A template gets the latter: a number is not a text because another file has texts there.
+    """
     are_lines = [is_json_lines(each) for each in files]
     if all(are_lines):
         lines = JsonLines(files)
@@ -99,8 +100,8 @@ def _opened(
         other = files[are_lines.index(not are_lines[0])].name
         words = f"{other} has another format than {files[0].name}: one of them has JSON lines."
         raise Refused("invalid_dataset", words)
-    schema = schema_of(files[0])
-    return schema, ((batch, None) for batch in read_rows(files, schema))
+    schema = schema_of(files)
+    return schema, ((in_columns(batch, schema), batch) for batch in read_rows(files))
 
 
 class Renderer:
@@ -111,10 +112,15 @@ class Renderer:
         self._source = job.template
         with _limited(_COMPILE_SECONDS):
             self._template, names = _compiled(job.template)
-        columns = [each for each in schema.names if _ROW in names or each in {*names, _CUSTOM_ID}]
-        self._schema = pa.schema(
-            [pa.field(name, plain_type(schema.field(name).type)) for name in columns]
-        )
+        used = {*(schema.names if _ROW in names else names), _CUSTOM_ID}
+        self._columns = [each for each in schema.names if each in used]
+        for name in self._columns:
+            if kind := type_without_meaning(schema.field(name)):
+                raise Refused(
+                    "invalid_dataset",
+                    f"The column {name!r} is of the type {kind}, which a template cannot read. "
+                    f"Write it as text or as JSON.",
+                )
         self._has_id = _CUSTOM_ID in schema.names
 
     def lines(self, rows: Iterable[Row], first: int) -> Iterator[bytes]:
@@ -124,18 +130,22 @@ class Renderer:
 
     def values(self, batch: pa.RecordBatch) -> Iterable[Row]:
         """Each row as Python's objects, unless it has a value that Python has not."""
-        try:
-            plain = batch.select(self._schema.names).cast(self._schema, safe=False)
-            if not plain.num_columns:
-                return ({} for _ in range(batch.num_rows))
-            found: list[Row] = plain.to_pylist(maps_as_pydicts="lossy")
-        except (ValueError, OverflowError, LookupError, pa.ArrowException):
-            # A LookupError is a time zone that this machine does not know.
-            if batch.num_rows == 1:
-                return [_NOT_PYTHONS]
-            rows = (self.values(batch.slice(each, 1)) for each in range(batch.num_rows))
-            return (row for one in rows for row in one)
-        return found
+        columns = []
+        for name in self._columns:
+            try:
+                columns.append(values_of(batch.column(name)))
+            except (
+                *(ValueError, TypeError, OverflowError, RecursionError, LookupError),
+                pa.ArrowException,
+            ):
+                if batch.num_rows == 1:
+                    words = f"its value of {name!r} cannot be given to a template"
+                    return [UnusableRow(words)]
+                rows = (self.values(batch.slice(each, 1)) for each in range(batch.num_rows))
+                return (row for one in rows for row in one)
+        if not columns:
+            return ({} for _ in range(batch.num_rows))
+        return (dict(zip(self._columns, row, strict=True)) for row in zip(*columns, strict=True))
 
     def _line(self, number: int, row: Row) -> bytes:
         custom_id: Any = f"row-{number}"
@@ -143,7 +153,7 @@ class Renderer:
             if isinstance(row, UnusableRow):
                 raise _failed(row.why)
             # A key that a line does not have is an empty value, and no error: others have it.
-            row = {name: row.get(name) for name in self._schema.names}
+            row = {name: row.get(name) for name in self._columns}
             if self._has_id:
                 custom_id = row[_CUSTOM_ID]
                 if isinstance(custom_id, int) and not isinstance(custom_id, bool):

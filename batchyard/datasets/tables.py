@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+import textwrap
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from batchyard.datasets.jobs import Refusal
+from batchyard.datasets.values import (
+    from_json,
+    json_text,
+    one_text_type,
+    stored_as,
+    values_of,
+    without_views,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -24,7 +32,8 @@ _GROUP_BYTES: Final = 64 * 1024**2
 _PAGE_BYTES: Final = 1024**2
 _ARROW: Final = (b"ARROW1", b"\xff\xff\xff\xff")
 _PARQUET: Final = b"PAR1"
-_encode = msgspec.json.Encoder(decimal_format="string").encode
+_FEATURES: Final = b"huggingface"
+_SHOWN_CHARS: Final = 200
 
 
 class Refused(Exception):
@@ -44,6 +53,12 @@ def arrow_errors_as_ours(what: str) -> Iterator[None]:
         raise Refused(
             "dataset_too_large", f"{what} has rows that do not fit into the memory of one process."
         ) from None
+    except pa.ArrowNotImplementedError:
+        raise Refused(
+            "invalid_dataset",
+            f"{what} has something that pyarrow {pa.__version__} does not support, such as "
+            "integers of 128 bits.",
+        ) from None
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
@@ -57,61 +72,107 @@ def is_json_lines(path: Path) -> bool:
     return not _start_of(path).startswith((_PARQUET, *_ARROW))
 
 
-def json_text(value: Any) -> str | None:
-    """The value as JSON; None stays None. Raises ``ValueError`` and ``TypeError``."""
-    return None if value is None else _encode(value).decode()
+def schema_of(files: Sequence[Path]) -> pa.Schema:
+    """The columns of all files, each of a type that has the values of all of them.
+
+    Raises :class:`Refused` where the files do not fit together.
+    """
+    first = files[0]
+    schema = _schema_of(first)
+    features = _features_in(schema)
+    for path in files[1:]:
+        other = _schema_of(path)
+        if different := set(schema.names) ^ set(other.names):
+            raise Refused(
+                "invalid_dataset",
+                f"{path.name} has other columns than the first file of the dataset, {first.name}: "
+                f"the difference is {_shown(', '.join(sorted(different)))}.",
+            )
+        schema = pa.schema([_merged(each, other.field(each.name), first, path) for each in schema])
+        others = _features_in(other)
+        features = {name: each for name, each in features.items() if others.get(name) == each}
+    if not features:
+        return schema.remove_metadata()
+    return schema.with_metadata({_FEATURES: json_text({"info": {"features": features}})})
 
 
-def schema_of(path: Path) -> pa.Schema:
-    """The columns of the file. Raises :class:`Refused`."""
+def read_rows(files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+    """All rows, in the columns of their files. Raises :class:`Refused`."""
+    for path in files:
+        with arrow_errors_as_ours(path.name), closing(_opened(path)) as opened:
+            schema = _readable(next(opened))
+            for batch in opened:
+                yield from _small(in_columns(batch, schema))
+
+
+def in_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of a file in the columns of all. Raises :class:`Refused`."""
+    if batch.schema.equals(schema):
+        return batch
+    return pa.RecordBatch.from_arrays(
+        [_in_column(batch.column(field.name), field) for field in schema], schema=schema
+    )
+
+
+def _in_column(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type == field.type:
+        return column
+    try:
+        return stored_as(column).cast(field.type)
+    except pa.ArrowException:
+        raise Refused(
+            "invalid_dataset",
+            f"The column {field.name!r} is {_shown(column.type)} in one file of the dataset, with "
+            f"values that {_shown(field.type)} of another file does not have. Give it one type.",
+        ) from None
+
+
+def _schema_of(path: Path) -> pa.Schema:
     with arrow_errors_as_ours(path.name), closing(_opened(path)) as opened:
-        schema: pa.Schema = next(opened)
+        schema = _readable(next(opened))
     repeated = [name for name in schema.names if schema.names.count(name) > 1]
     if repeated:
         raise Refused("invalid_dataset", f"{path.name} has two columns named {repeated[0]!r}.")
-    return schema.remove_metadata()
+    return schema
 
 
-def read_rows(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All rows, with the columns of ``schema``. Raises :class:`Refused`."""
-    for path in files:
-        with arrow_errors_as_ours(path.name), closing(_opened(path)) as opened:
-            next(opened)
-            for batch in opened:
-                yield from _small(_with_schema(batch, schema, path))
+def _readable(schema: pa.Schema) -> pa.Schema:
+    fields = [field.with_type(without_views(field.type)) for field in schema]
+    return pa.schema(fields, schema.metadata)
 
 
-def _with_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    if batch.schema.equals(schema):
-        return batch
+def _features_in(schema: pa.Schema) -> dict[str, Any]:
+    """What the columns are to Hugging Face's ``datasets``, so that it knows them in the answers.
+
+    Not the fingerprint beside it, by which it would take the answers for the dataset. Nor what
+    pandas writes: the names, the index and the number of one file's rows, which ours are not.
+    """
     try:
-        # Those that the first file does not have would be lost without a word.
-        if len(batch.schema) == len(schema):
-            chosen = batch.select(schema.names)
-            # A cast leaves them out within objects too.
-            if not any(map(_has_more, chosen.schema.types, schema.types)):
-                return chosen.cast(schema)
-    except (KeyError, pa.ArrowException):
-        pass
+        return dict(from_json(schema.metadata[_FEATURES])["info"]["features"])
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def _merged(field: pa.Field, other: pa.Field, first: Path, path: Path) -> pa.Field:
+    """A field of a type that holds the values of both."""
+    if field.type == other.type:
+        # Such as the values of a polars Enum: they may be others.
+        field = field if field.metadata == other.metadata else field.remove_metadata()
+        return field.with_nullable(field.nullable or other.nullable)
+    kinds = (field.type, other.type)
+    for pair in (kinds, tuple(map(one_text_type, kinds))):
+        schemas = [pa.schema([pa.field(field.name, kind)]) for kind in pair]
+        with suppress(pa.ArrowException):
+            return pa.unify_schemas(schemas, promote_options="permissive").field(0)
     raise Refused(
-        "invalid_dataset", f"{path.name} has other columns than the first file of the dataset."
+        "invalid_dataset",
+        f"The column {field.name!r} is {_shown(field.type)} in {first.name} and "
+        f"{_shown(other.type)} in {path.name}. Give it one type in all files.",
     )
 
 
-def _has_more(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether objects somewhere in its values have fields that those of ``wanted`` do not have."""
-    others = _parts_of(wanted)
-    return any(
-        name not in others or _has_more(part, others[name])
-        for name, part in _parts_of(kind).items()
-    )
-
-
-def _parts_of(kind: pa.DataType) -> dict[str | int, pa.DataType]:
-    fields = [kind.field(each) for each in range(kind.num_fields)]
-    # Writers name the items of a list as they like.
-    names = [each.name for each in fields] if pa.types.is_struct(kind) else range(len(fields))
-    return {name: field.type for name, field in zip(names, fields, strict=True)}
+def _shown(what: object) -> str:
+    return textwrap.shorten(str(what), _SHOWN_CHARS)
 
 
 def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -153,28 +214,6 @@ def _parquet(path: Path) -> Generator[Any]:
             yield from file.iter_batches(max(1, min(BATCH_ROWS, size)), [number], use_threads=False)
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type whose values Python has: no nanoseconds, no dictionaries, no extensions."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain_type(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_time64(kind) and kind.unit == "ns":
-        return pa.time64("us")
-    if pa.types.is_duration(kind) and kind.unit == "ns":
-        return pa.duration("us")
-    if pa.types.is_struct(kind):
-        fields = (kind.field(each) for each in range(kind.num_fields))
-        return pa.struct([field.with_type(plain_type(field.type)) for field in fields])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
-    return kind
-
-
 class RowsWriter:
     """Record batches into a Parquet file, in row groups that fit into memory.
 
@@ -188,7 +227,8 @@ class RowsWriter:
             pa.field(each.name, pa.string()) if each.name in self._as_text else each
             for each in schema
         ]
-        self._schema = pa.schema(texts)
+        # What the metadata says of a column is not so of its text.
+        self._schema = pa.schema(texts, None if self._as_text else schema.metadata)
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         with arrow_errors_as_ours("The dataset"):
@@ -236,13 +276,9 @@ def _is_writable(field: pa.Field) -> bool:
 
 
 def _as_texts(column: pa.Array, name: str) -> pa.Array:
-    plain = plain_type(column.type)
     try:
-        if plain != column.type:
-            column = column.cast(plain, safe=False)
-        values = column.to_pylist(maps_as_pydicts="lossy")
-        return pa.array(map(json_text, values), pa.string())
-    except (ValueError, TypeError, OverflowError, LookupError, pa.ArrowException):
+        return pa.array(map(json_text, values_of(column)), pa.string())
+    except (ValueError, TypeError, OverflowError, LookupError, RecursionError, pa.ArrowException):
         raise Refused(
             "invalid_dataset",
             f"The column {name!r} cannot be kept: Parquet does not have its type, and JSON not all "
