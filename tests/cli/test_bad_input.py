@@ -364,7 +364,7 @@ def test_a_home_of_no_use_is_named_before_everything_is_started(
     monkeypatch.setenv("BATCHYARD_HOME", "/dev/null/home")
     everything = Everything(read_settings().home_folder, 1, 2)
     with pytest.raises(SettingsError, match=re.escape(UNUSABLE)):
-        everything.start()
+        everything.start(lambda _: None)
 
 
 @pytest.mark.parametrize(

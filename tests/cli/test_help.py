@@ -28,6 +28,7 @@ WITHOUT_JSON = {
     "deliveries show": "it prints JSON already",
     "webhooks show": "it prints JSON already",
     "webhooks update": "it prints JSON already",
+    "keys login": "it prints one link",
     "keys revoke": "it prints nothing",
     "webhooks delete": "it prints nothing",
     "up": "it runs until Ctrl-C",
