@@ -240,12 +240,6 @@ class _Exchange:
         self.status = 0
         self._retry_after = line_frames.NO_RETRY_AFTER
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing, or a 200 without a body: vLLM 0.33 answers so where it takes its client for
-        gone, and earlier versions with nothing."""
-        return self.status in {0, 200} and not self._parts
-
     def answer_frame(self, tag: int) -> bytes:
         return line_frames.answer_frame(tag, self.status, b"".join(self._parts), self._retry_after)
 
@@ -323,7 +317,7 @@ class _Replay:
             exchange.fail(type(error).__name__)
         if not self._is_open:
             return
-        if exchange.is_empty:
+        if not exchange.status:
             exchange.fail("no response")
         if exchange.status >= 500 and not await self._stream.is_healthy():
             # A dying engine answers all that is in flight with 500. Those are no answers to
