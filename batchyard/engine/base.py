@@ -111,7 +111,8 @@ def http_answer(
     )
 
 
-_NOTHING: Final = frozenset({b"", b"null"})
+_NOTHING: Final = (b"", b"null")
+"""No set: to look into one, Python would hash each whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
