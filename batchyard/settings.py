@@ -32,14 +32,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from batchyard.body_policy import REFUSABLE, BodyPolicy, is_host
+from batchyard.batch.prices import Price, Prices
 from batchyard.errors import SettingsError
 from batchyard.intervals import BATCH_LEASE_SECONDS
-from batchyard.lines import Limits
+from batchyard.lines.body_policy import REFUSABLE, BodyPolicy, is_host
+from batchyard.lines.lines import Limits
 from batchyard.logs.setup import Format, Level
-from batchyard.machine import Machine, this_machine
 from batchyard.notify.email import check_address
-from batchyard.prices import Price, Prices
+from batchyard.processes.machine import Machine, this_machine
 from batchyard.settings_sources import (
     PREFIX,
     Variables,
@@ -61,7 +61,7 @@ class _Part(BaseModel):
 
 
 class LimitSettings(_Part):
-    """The limits of one input file; see :class:`batchyard.lines.Limits`.
+    """The limits of one input file; see :class:`batchyard.lines.lines.Limits`.
 
     Those on the size of a file hold for clients of the API. The operator's files, of ``batchyard
     run``, ``submit`` and the deployments, may have any size.
@@ -83,7 +83,7 @@ class LimitSettings(_Part):
 
 
 class BodySettings(_Part):
-    """What request bodies of clients may contain; see :class:`batchyard.body_policy.BodyPolicy`.
+    """What request bodies of clients may contain; see :class:`~.body_policy.BodyPolicy`.
 
     ``batchyard run`` does not check its own user's file, unless it has ``--client-rules``.
     """

@@ -35,7 +35,7 @@ OTHER_VARIABLES: Final = (
 )
 """Variables of ours that are no settings."""
 DEPLOYED: Final = ("models", "engines_at_once", "s3")
-"""The parts of the file that are for `batchyard deploy`: commands/deploy_file.py reads them."""
+"""The parts of the file that `commands/prefect/deploy_file.py` reads, for `batchyard deploy`."""
 
 _SERVICE_LINK: Final = re.compile(
     r"^\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_\w+)=|_PORT=(tcp|udp|sctp)://"

@@ -23,14 +23,14 @@ import httpx
 import uvicorn
 from sqlalchemy import insert, select
 
-from batchyard.api.app import create_app
 from batchyard.lifecycle import BatchStatus
+from batchyard.server import create_app
 from batchyard.services.services import open_services
 from batchyard.settings import Settings, read_settings
 from batchyard.store import NewBatch, NewChunk, RunnerKind
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS, ChunkStatus
 from batchyard.store.schema import upgrade
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chunk import CHUNKS, ChunkStatus
 from batchyard.wire import BatchUsage, RequestCounts
 from tests.services.postgres import PostgresCluster, postgres_on
 from tests.services.prefect import free_port

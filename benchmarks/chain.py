@@ -19,17 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.cache import CacheShape, SimulatedEngine
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.control.run_batches import BatchRunner
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import TERMINAL
+from batchyard.locations.local_file import LocalFile
+from batchyard.plan.cache import CacheShape, SimulatedEngine
 from batchyard.runner.run import Runner
-from batchyard.services.held_batches import HeldBatches
+from batchyard.services.leases.held_batches import HeldBatches
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
 from benchmarks import inputs
 from benchmarks.shared_roots import Prompts
 from tests.lifecycle import take_to_its_end

@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from batchyard.cli.options import PORT_VARIABLE
+from batchyard.cli.terminal.options import PORT_VARIABLE
 from tests.services.prefect import free_port
 
 if TYPE_CHECKING:

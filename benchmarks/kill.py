@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.engine.stub import StubEngine
-from batchyard.steps.collect import collect_results
-from batchyard.steps.publish import publish_results
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.steps.collect.collect import collect_results
+from batchyard.steps.collect.publish import publish_results
 from benchmarks import inputs
 from benchmarks.stub_services import MODEL, fetched_batch, run_chunks, stub_services
 from tests.lifecycle import prepare_batch

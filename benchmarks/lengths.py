@@ -18,23 +18,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchyard.forecast import Capacity, OpenWork, forecast
-from batchyard.lengths import PROMPT_WORK, LengthClass, LengthHistory, expectation_of
-from batchyard.lines import RequestLine
+from batchyard.lines.lines import RequestLine
+from batchyard.plan.lengths import PROMPT_WORK, LengthClass, LengthHistory, expectation_of
 from batchyard.plan.planner import Planner
 from batchyard.plan.records import PlannedRequest, left_to_run, read_records
-from batchyard.runner.chunk_order import ChunkOrder
-from batchyard.runner.chunk_rest import ChunkRest
-from batchyard.runner.learning import BatchLengths, TenantLengths
-from batchyard.runner.pace import Pace
-from batchyard.runner.seats import Seats
+from batchyard.runner.chunk.chunk_order import ChunkOrder
+from batchyard.runner.chunk.chunk_rest import ChunkRest
+from batchyard.runner.meters.learning import BatchLengths, TenantLengths
+from batchyard.runner.meters.pace import Pace
+from batchyard.runner.meters.seats import Seats
+from batchyard.schedule.forecast import Capacity, OpenWork, forecast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from batchyard.plan.chunks import PlannedChunk
     from batchyard.plan.planner import PlanSummary
-    from batchyard.runner.prompt_cost import PromptCost
+    from batchyard.runner.meters.prompt_cost import PromptCost
 
 MODEL = "m"
 URL = "/v1/chat/completions"

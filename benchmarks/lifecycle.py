@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.batch_options import DeliveryKind
-from batchyard.cli.offline import offline_services
+from batchyard.batch.batch_options import DeliveryKind
+from batchyard.cli.terminal.offline import offline_services
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.locations.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
 from benchmarks.deployed import START_SECONDS, deployed, processor_seconds
 from tests.services.receiver import Receiver, running_receiver
 

@@ -15,8 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from batchyard.engine.objective import Objective
 from batchyard.engine.sharing.controller import ShareController
-from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.sharing.server_load import ServerLook
 from benchmarks.live_engine import Job, LiveEngine, Machine
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from cryptography.fernet import Fernet
 
-from batchyard.cli.offline import offline_services
+from batchyard.cli.terminal.offline import offline_services
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.lifecycle import TERMINAL
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.locations.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
 from batchyard.store import PATIENCE_SECONDS, upgrade
 from benchmarks.deployed import ENGINE, ROOT, SERVER, deployed, processor_seconds
 from tests.services.postgres import postgres_on

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from benchmarks import inputs
 from benchmarks.comparators import barriers, exchange, one_window
 from benchmarks.plot import Bar, bars, save

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from batchyard.engine.vllm import VllmEngine
+from batchyard.engine.vllm.vllm import VllmEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchyard.engine.vllm import SERVER_MODULE
+from batchyard.engine.vllm.vllm import SERVER_MODULE
 from benchmarks import inputs
 from benchmarks.other_tools_timed import DAFT, LITELLM
 from benchmarks.overhead import engine_options

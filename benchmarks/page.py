@@ -10,7 +10,7 @@ import platform
 import re
 from pathlib import Path
 
-from batchyard.engine.vllm_version import vllm_version
+from batchyard.engine.vllm.vllm_version import vllm_version
 from benchmarks.timed import ENGINE_PYTHON
 
 _DOCS = Path(__file__).parents[1] / "docs"

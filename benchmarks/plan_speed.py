@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.services.keys import plan_key
 from benchmarks import inputs
 from benchmarks.peak_memory import children_watched, forget_peak, peak_mebibytes

@@ -31,20 +31,20 @@ from prefect.settings import (  # noqa: E402
     temporary_settings,
 )
 
-from batchyard.engine.warm import WarmEngine  # noqa: E402
+from batchyard.engine.stub.warm import WarmEngine  # noqa: E402
 from batchyard.lifecycle import BatchStatus  # noqa: E402
-from batchyard.services.engine_python import engine_python  # noqa: E402
-from batchyard.services.held_batches import HeldBatches  # noqa: E402
+from batchyard.locations.location import parse_location  # noqa: E402
+from batchyard.services.leases.held_batches import HeldBatches  # noqa: E402
+from batchyard.services.machine.engine_python import engine_python  # noqa: E402
 from batchyard.services.services import as_current, open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
-from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
-from batchyard.storage.location import parse_location  # noqa: E402
+from batchyard.steps.create.create import BatchRequest, create_batch  # noqa: E402
 from benchmarks import timed  # noqa: E402
 from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
 from benchmarks.open_engine import OpenEngine  # noqa: E402
-from flows.prefect_client import shared_client  # noqa: E402
+from flows.process.prefect_client import shared_client  # noqa: E402
+from flows.process.worker import credentials_from_block  # noqa: E402
 from flows.process_batch import ProcessBatchRuns  # noqa: E402
-from flows.worker import credentials_from_block  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchyard.cache import CacheShape, PrefixTree, SimulatedEngine, ceiling, prefix_tree
-from batchyard.engine.stub import StubEngine
-from batchyard.engine.warm import WarmEngine
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.engine.stub.warm import WarmEngine
+from batchyard.lines.prompt import prompt_key
+from batchyard.locations.local_file import LocalFile
+from batchyard.plan.cache import CacheShape, PrefixTree, SimulatedEngine, ceiling, prefix_tree
 from batchyard.plan.records import BYTES_PER_TOKEN
-from batchyard.prompt import prompt_key
 from batchyard.runner.run import Runner
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
-from batchyard.storage.local_file import LocalFile
-from batchyard.store.batch.roots import BATCH_ROOTS
+from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.store.tables.batch_roots import BATCH_ROOTS
 from benchmarks import inputs
 from benchmarks.open_engine import OpenEngine
 from benchmarks.plan_gain import BLOCK_SIZE, BLOCKS

@@ -19,8 +19,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.sharing.objective import Objective
+from batchyard.engine.objective import Objective
+from batchyard.engine.remote.remote import RemoteEngine
 from benchmarks import inputs
 from benchmarks.comparators import URL
 from benchmarks.open_engine import OpenEngine

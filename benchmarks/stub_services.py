@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from batchyard.locations.local_file import LocalFile
 from batchyard.runner.run import Runner
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
-from batchyard.storage.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.fetch.fetch import fetch_input
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

@@ -31,12 +31,12 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.locations.local_file import LocalFile
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
 from batchyard.store import RunnerKind
 from benchmarks.inputs import document_questions, short_requests
 from benchmarks.stub_services import MODEL

@@ -9,15 +9,15 @@ from prefect.blocks.core import Block
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from batchyard.engine.base import LivePromise
-from batchyard.engine.lora import check_options
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.server_address import possible_addresses
-from batchyard.engine.sharing.objective import Objective
-from batchyard.engine.vllm import VllmEngine
-from batchyard.engine.vllm_options import EngineOptions
+from batchyard.engine.objective import Objective
+from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.remote.server_address import possible_addresses
+from batchyard.engine.vllm.lora import check_options
+from batchyard.engine.vllm.vllm import VllmEngine
+from batchyard.engine.vllm.vllm_options import EngineOptions
 from batchyard.errors import SettingsError
-from batchyard.hours import Hours, HoursWindow
-from batchyard.offer import check_adapter_names
+from batchyard.lines.offer import check_adapter_names
+from batchyard.schedule.hours import Hours, HoursWindow
 
 if TYPE_CHECKING:
     import ssl

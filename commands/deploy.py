@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchyard.cli.say import say
+from batchyard.cli.terminal.say import say
 from batchyard.dispatch import RECONCILE, checked_api_url
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.settings import read_settings
 from batchyard.settings_sources import config_file
 from batchyard.web.proxies import check_proxies, proxy_for, proxy_words
 from batchyard.web.url import shown
-from commands.prefect_refusals import login_refused
+from commands.prefect.refusals import login_refused
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-    from commands.deploy_file import DeployFile
+    from commands.prefect.deploy_file import DeployFile
 
 _POLL_SECONDS = 1.0
 
@@ -56,7 +56,7 @@ def deploy(
     from prefect.exceptions import PrefectException  # noqa: PLC0415 - see below
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second
 
-    from commands.deploy_file import DeployFile, read_deploy_file  # noqa: PLC0415 - see above
+    from commands.prefect.deploy_file import DeployFile, read_deploy_file  # noqa: PLC0415 - see above
 
     if file is not None and not file.is_file():
         raise SettingsError(f"There is no file {file}.")
@@ -87,13 +87,8 @@ async def _deploy(
     """
     from prefect import get_client  # noqa: PLC0415 - a second
 
-    from commands.deployments import deploy_unmet, wanted_deployments  # noqa: PLC0415 - see above
-    from commands.prefect_objects import (  # noqa: PLC0415 - see above
-        delete_block,
-        make_blocks,
-        make_pools,
-        other_blocks,
-    )
+    from commands.prefect.deployments import deploy_unmet, wanted_deployments  # noqa: PLC0415 - see above
+    from commands.prefect.objects import delete_block, make_blocks, make_pools, other_blocks  # noqa: PLC0415 - see above
 
     changes = 0
 

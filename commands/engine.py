@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchyard.cli.say import say
-from batchyard.engine.vllm_version import vllm_version
+from batchyard.cli.terminal.say import say
+from batchyard.engine.vllm.vllm_version import vllm_version
 from batchyard.errors import SettingsError
-from batchyard.services.engine_python import engine_python, record_engine_python
-from batchyard.services.home import in_home
+from batchyard.services.machine.engine_python import engine_python, record_engine_python
+from batchyard.services.machine.home import in_home
 from batchyard.settings import read_settings
 from batchyard.settings_sources import is_file
 from commands import shipped

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from batchyard.cli.engine_words import served_names
-from batchyard.endpoints import IN_VLLM
-from batchyard.engine.lora import module_names
-from batchyard.engine.vllm_options import EngineOptions
+from batchyard.cli.terminal.engine_words import served_names
+from batchyard.engine.vllm.lora import module_names
+from batchyard.engine.vllm.vllm_options import EngineOptions
 from batchyard.errors import ObjectNotFound
-from batchyard.offer import ANYTHING, Offer, check_adapter_names
+from batchyard.lines.endpoints import IN_VLLM
+from batchyard.lines.offer import ANYTHING, Offer, check_adapter_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,11 +133,11 @@ class EngineChoice:
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
         from batchyard.dispatch import block_name  # noqa: PLC0415 - `--help` stays quick
-        from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415 - see above
-        from batchyard.engine.sharing.objective import Objective  # noqa: PLC0415 - see above
-        from batchyard.engine.vllm import VllmEngine  # noqa: PLC0415 - see above
-        from batchyard.services.engine_python import engine_python  # noqa: PLC0415 - see above
-        from flows.worker import engine_log  # noqa: PLC0415 - see above
+        from batchyard.engine.objective import Objective  # noqa: PLC0415 - see above
+        from batchyard.engine.remote.remote import RemoteEngine  # noqa: PLC0415 - see above
+        from batchyard.engine.vllm.vllm import VllmEngine  # noqa: PLC0415 - see above
+        from batchyard.services.machine.engine_python import engine_python  # noqa: PLC0415 - see above
+        from flows.process.worker import engine_log  # noqa: PLC0415 - see above
 
         name = self.models[0] if self.models else model
         if self.url is not None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 import batchyard
-from batchyard.cli.say import say
-from batchyard.exporter.server import ExporterOptions
-from batchyard.services.published import FOLDER_VARIABLE
+from batchyard.cli.terminal.say import say
+from batchyard.metrics.exporter.server import ExporterOptions
+from batchyard.metrics.published import FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ class Exporter:
     def _start(self, options: ExporterOptions) -> None:
         self._process = None
         given = msgspec.json.encode(options).decode()
-        words = [sys.executable, "-P", "-m", "batchyard.exporter", given]
+        words = [sys.executable, "-P", "-m", "batchyard.metrics.exporter", given]
         try:
             # Ctrl-C is for the command, which ends the exporter after its flow runs.
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0)

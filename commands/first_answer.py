@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
+from batchyard.logs.time_words import duration
 from batchyard.time_units import HOUR_SECONDS
-from batchyard.time_words import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,21 +7,21 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.cli.exit_status import batch_status
-from batchyard.cli.summary import summarise
+from batchyard.cli.batches.summary import summarise
+from batchyard.cli.terminal.exit_status import batch_status
 from batchyard.delivery.deliver import Deliverer
 from batchyard.delivery.redeliver import redeliver
+from batchyard.dispatch.run_states import UNPUBLISHED
 from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs import event_logger
-from batchyard.run_states import UNPUBLISHED
-from batchyard.services.clock_steps import make_up_for_clock
+from batchyard.services.restore.clock_steps import make_up_for_clock
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
 from batchyard.web.proxies import check_proxies, proxy_for, proxy_words
 from batchyard.web.url import shown
-from commands.own_prefect import OwnPrefect
-from commands.prefect_refusals import login_refused
+from commands.prefect.own import OwnPrefect
+from commands.prefect.refusals import login_refused
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -143,7 +143,7 @@ def _why_not_usable(url: str, error: Exception) -> str:
 
 
 async def _run_flow(services: Services, batch_id: str) -> Ending:
-    from flows.prefect_client import shared_client  # noqa: PLC0415 - Prefect
+    from flows.process.prefect_client import shared_client  # noqa: PLC0415 - Prefect
     from flows.process_batch import ProcessBatchRuns  # noqa: PLC0415 - Prefect
 
     try:

@@ -1,6 +1,6 @@
 """A program that ends when this process ends, even by SIGKILL.
 
-``batchyard.engine.guarded_process`` does the same for engines, inside an event loop.
+``batchyard.engine.vllm.guarded_process`` does the same for engines, inside an event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from batchyard.engine.guarded_process import GUARDIAN
+from batchyard.engine.vllm.guarded_process import GUARDIAN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

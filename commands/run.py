@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchyard.batch_options import as_fields
-from batchyard.cli import options
-from batchyard.cli.engine_words import PassThroughCommand
-from batchyard.cli.metadata import parse_metadata
-from batchyard.cli.progress import ProgressDisplay
-from batchyard.cli.say import say
-from batchyard.cli.stoppable import run_stoppable
+from batchyard.batch.batch_options import as_fields
+from batchyard.cli.terminal import options
+from batchyard.cli.terminal.engine_words import PassThroughCommand
+from batchyard.cli.terminal.metadata import parse_metadata
+from batchyard.cli.terminal.progress import ProgressDisplay
+from batchyard.cli.terminal.say import say
+from batchyard.cli.terminal.stoppable import run_stoppable
 from batchyard.datasets.files import has_local_files, is_table
 from batchyard.datasets.process import check_installed
 from batchyard.errors import ObjectNotFound, RequestRefused
-from batchyard.services.home import in_home
+from batchyard.locations.access import Location  # noqa: TC001 - Typer reads it at run time
+from batchyard.locations.local_file import LocalFile, check_source
+from batchyard.locations.location import parse_location
+from batchyard.services.machine.home import in_home
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
-from batchyard.storage.local_file import LocalFile, check_source
-from batchyard.storage.location import parse_location
+from batchyard.steps.create.create import BatchRequest, create_batch
 from commands.engine_choice import EngineChoice, ServerUse
 from commands.foreground import how_to_resume, prepare_prefect, run_to_end
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from batchyard.engine.base import Engine
-    from batchyard.offer import Offer
+    from batchyard.lines.offer import Offer
     from batchyard.settings import Settings
-    from commands.own_prefect import OwnPrefect
+    from commands.prefect.own import OwnPrefect
 
 
 def register(app: typer.Typer) -> None:
@@ -224,8 +224,8 @@ async def _run(
 
     The last text is printed when the display has ended, which would draw over it.
     """
-    from flows.control import control_services  # noqa: PLC0415 - it imports Prefect
-    from flows.worker import credentials_from_block  # noqa: PLC0415 - see above
+    from flows.process.control import control_services  # noqa: PLC0415 - it imports Prefect
+    from flows.process.worker import credentials_from_block  # noqa: PLC0415 - see above
 
     async def engine_for(model: str) -> Engine:
         return choice.make(settings, model)

@@ -25,24 +25,26 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from batchyard.cli.local_key import local_key_file, login_link
-from batchyard.cli.offline import offline_services
-from batchyard.cli.options import DEFAULT_PORT, PORT_VARIABLE
-from batchyard.cli.progress import ProgressDisplay
-from batchyard.cli.say import say
-from batchyard.cli.serve import listening
-from batchyard.cli.stoppable import stop_signals
+from batchyard.cli.operate.serve import listening
+from batchyard.cli.tenants.local_key import local_key_file, login_link
+from batchyard.cli.terminal.offline import offline_services
+from batchyard.cli.terminal.options import DEFAULT_PORT, PORT_VARIABLE
+from batchyard.cli.terminal.progress import ProgressDisplay
+from batchyard.cli.terminal.say import say
+from batchyard.cli.terminal.stoppable import stop_signals
 from batchyard.dispatch import PrefectApi, start_reconciler
 from batchyard.errors import SettingsError
 from batchyard.logs.rotation import rotate
-from batchyard.services.connections import connections
-from batchyard.services.home import HomeWatch, in_home
+from batchyard.services.machine.connections import connections
+from batchyard.services.machine.home import HomeWatch, in_home
 from batchyard.services.services import Progress
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
 from batchyard.web.proxies import check_proxies
 from commands import shipped
-from commands.closed_prefect import (
+from commands.first_answer import first_answer
+from commands.guarded_program import GuardedProgram
+from commands.prefect.closed import (
     LOGIN_FILE,
     PRIVATE_UMASK,
     client_environment,
@@ -51,10 +53,8 @@ from commands.closed_prefect import (
     server_command,
     server_environment,
 )
-from commands.first_answer import first_answer
-from commands.guarded_program import GuardedProgram
-from commands.lean_prefect import LEAN_SERVER
-from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
+from commands.prefect.lean import LEAN_SERVER
+from commands.prefect.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 from commands.prefect_worker import PREFECT_WORKER
 
 if TYPE_CHECKING:

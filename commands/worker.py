@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchyard.cli.offline import services_with_tables
-from batchyard.cli.say import say
+from batchyard.cli.terminal.offline import services_with_tables
+from batchyard.cli.terminal.say import say
 from batchyard.dispatch import PrefectApi, checked_api_url, start_reconciler
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.logs.setup import prefect_variables
 from batchyard.runner.slot import slots_of
-from batchyard.services.connections import connections
+from batchyard.services.machine.connections import connections
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file
 from batchyard.web.proxies import check_proxies
 from commands.exporter_process import HOST_VARIABLE, PORT_VARIABLE, Exporter
-from commands.pools import CONTROL_POOL
+from commands.prefect.pools import CONTROL_POOL
 from commands.prefect_worker import PREFECT_WORKER
 from commands.worker_process import run_worker
 

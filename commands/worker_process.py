@@ -2,7 +2,7 @@
 
 At SIGTERM, Prefect's worker kills its flow runs with SIGKILL: their requests are lost, and their
 leases keep others waiting until they expire. So the signal goes to the flow runs instead, which end
-in order (flows/stop_signal.py), and the worker ends after them.
+in order (flows/process/stop_signal.py), and the worker ends after them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from batchyard.cli.stoppable import stop_signals
+from batchyard.cli.terminal.stoppable import stop_signals
 from commands.prefect_worker.forked_run import catches
-from flows.stop_signal import STOP
+from flows.process.stop_signal import STOP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -29,15 +29,15 @@ from commands.foreground import prepare_prefect, run_to_end  # noqa: E402
 os.environ |= without_proxy(os.environ)
 OWN_PREFECT = prepare_prefect()
 
-from batchyard.cli.progress import ProgressDisplay  # noqa: E402 - Prefect is prepared first
-from batchyard.engine.vllm import VllmEngine  # noqa: E402
-from batchyard.engine.warm import WarmEngine  # noqa: E402
-from batchyard.services.engine_python import engine_python  # noqa: E402
+from batchyard.cli.terminal.progress import ProgressDisplay  # noqa: E402 - Prefect is prepared first
+from batchyard.engine.stub.warm import WarmEngine  # noqa: E402
+from batchyard.engine.vllm.vllm import VllmEngine  # noqa: E402
+from batchyard.locations.local_file import LocalFile  # noqa: E402
+from batchyard.services.machine.engine_python import engine_python  # noqa: E402
 from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
-from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
-from batchyard.storage.local_file import LocalFile  # noqa: E402
-from flows.worker import credentials_from_block, engine_log  # noqa: E402
+from batchyard.steps.create.create import BatchRequest, create_batch  # noqa: E402
+from flows.process.worker import credentials_from_block, engine_log  # noqa: E402
 
 CHAT_NAMES = ("meta-llama/Meta-Llama-3-8B-Instruct", "tiny-chat")
 INPUTS = ("two-requests", "mixed", "embeddings")

@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from batchyard.files import retention
-from flows.worker import worker_services
+from flows.process.worker import worker_services
 
 
 @flow(name="expire-files", persist_result=False)

@@ -12,22 +12,22 @@ from prefect.states import Completed, Failed, State
 
 from batchyard.batch_error import first_error_words
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
+from batchyard.dispatch.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.line_errors import count_words
-from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
+from batchyard.results.line_errors import count_words
 from batchyard.runner.hours_watch import until_open
-from batchyard.services import story
-from batchyard.services.held_batches import BatchEnded
-from batchyard.steps.prepare import preparing
-from flows.batch_flow_run import End, FlowRuns
-from flows.cancel import cancel_its_batch, cancelled_with_flow_run
-from flows.control import control_services
-from flows.progress import watch_progress
-from flows.report import report_batch
+from batchyard.services.leases.held_batches import BatchEnded
+from batchyard.services.story import story
+from batchyard.steps.prepare.prepare import preparing
+from flows.process.batch_flow_run import End, FlowRuns
+from flows.process.cancel import cancel_its_batch, cancelled_with_flow_run
+from flows.process.control import control_services
 from flows.run_chunks import serve
-from flows.run_history import RunHistory
-from flows.run_page import name_run, tag_run, tags_of
+from flows.shown.progress import watch_progress
+from flows.shown.report import report_batch
+from flows.shown.run_history import RunHistory
+from flows.shown.run_page import name_run, tag_run, tags_of
 from tasks.collect import collect
 from tasks.fetch import fetch
 from tasks.plan_chunks import plan_chunks
@@ -62,8 +62,8 @@ async def process_batch(batch_id: str) -> State:
 class ProcessBatchRuns:
     """Flow runs of process-batch that this process makes by itself, with fewer calls.
 
-    ``services`` lease batches. Within :func:`~flows.prefect_client.shared_client`, they share one
-    client of Prefect.
+    ``services`` lease batches. Within :func:`~.prefect_client.shared_client`, they share one client
+    of Prefect.
     """
 
     def __init__(self, services: Services) -> None:

@@ -25,14 +25,14 @@ from batchyard.dispatch import (
     Standby,
     ensure_batch_runner,
 )
+from batchyard.dispatch.run_states import STOPPED
 from batchyard.errors import BatchyardError
 from batchyard.logs import event_logger
-from batchyard.run_states import STOPPED
-from batchyard.services.log_words import describe
-from batchyard.services.storage_mark import keep_marking
-from flows.control import look_once, report_all
-from flows.stop_signal import StopSignal
-from flows.worker import worker_services
+from batchyard.logs.log_words import describe
+from batchyard.services.restore.storage_mark import keep_marking
+from flows.process.control import look_once, report_all
+from flows.process.stop_signal import StopSignal
+from flows.process.worker import worker_services
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services

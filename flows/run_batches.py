@@ -12,13 +12,13 @@ from prefect.states import Completed, State
 
 from batchyard.control.run_batches import BatchRunner
 from batchyard.dispatch import TAKEN_UP
+from batchyard.dispatch.run_states import PUT_OFF, STOPPED
 from batchyard.errors import DispatchFailed
-from batchyard.run_states import PUT_OFF, STOPPED
-from batchyard.services.published import publishing
-from flows.control import control_services
-from flows.prefect_client import shared_client
+from batchyard.metrics.published import publishing
+from flows.process.control import control_services
+from flows.process.prefect_client import shared_client
+from flows.process.stop_signal import StopSignal
 from flows.process_batch import ProcessBatchRuns
-from flows.stop_signal import StopSignal
 from tasks.deliver import deliver
 
 if TYPE_CHECKING:

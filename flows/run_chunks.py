@@ -12,7 +12,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed, State
 
-from batchyard.engine.vllm import VllmEngine
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF, STOPPED
+from batchyard.engine.vllm.vllm import VllmEngine
 from batchyard.errors import (
     BatchyardError,
     DispatchFailed,
@@ -22,22 +23,21 @@ from batchyard.errors import (
     StoreError,
 )
 from batchyard.logs import event_logger
-from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF, STOPPED
+from batchyard.logs.log_words import describe
+from batchyard.metrics.published import publishing
 from batchyard.runner.hours_watch import HoursOver, check_hours
 from batchyard.runner.machine_pause import MachinePaused, check_machine, record_failure
 from batchyard.runner.run import Runner
 from batchyard.runner.slot import NoSlotFree, engine_slot
 from batchyard.services.defects import defects_as_ours
-from batchyard.services.log_words import describe
-from batchyard.services.published import publishing
-from flows.stop_signal import StopSignal
-from flows.worker import worker_services
+from flows.process.stop_signal import StopSignal
+from flows.process.worker import worker_services
 from tasks.run_chunk import run_chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.runner.finished_lines import ChunkTally
+    from batchyard.runner.chunk.finished_lines import ChunkTally
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
 

@@ -10,7 +10,7 @@ from prefect.runtime import flow_run
 from prefect.states import Failed, State
 from pydantic import Field
 
-from batchyard.batch_options import (
+from batchyard.batch.batch_options import (
     OPTIONS,
     Value,
     as_fields,
@@ -18,31 +18,26 @@ from batchyard.batch_options import (
     parameter,
     with_parameters,
 )
-from batchyard.chains import stages_of
-from batchyard.endpoints import ENDPOINTS
+from batchyard.batch.chains import stages_of
 from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
-from batchyard.steps.create import (
-    DEFAULT_TENANT,
-    BatchRequest,
-    create_batch,
-    parse_duration,
-)
-from batchyard.steps.destinations import check_paths
-from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import parse_location
-from flows.cancel import cancel_its_batch
-from flows.control import control_services
-from flows.outcome import kept_outcome
+from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.location import parse_location
+from batchyard.steps.create.create import DEFAULT_TENANT, BatchRequest, create_batch, parse_duration
+from batchyard.steps.create.destinations import check_paths
+from flows.process.cancel import cancel_its_batch
+from flows.process.control import control_services
 from flows.process_batch import take_to_its_end
-from flows.run_page import name_run
+from flows.shown.outcome import kept_outcome
+from flows.shown.run_page import name_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchyard.batch_options import BatchOption
+    from batchyard.batch.batch_options import BatchOption
+    from batchyard.locations.access import Location
     from batchyard.settings import Settings
-    from batchyard.storage.access import Location
 
 F = TypeVar("F", bound="Callable[..., Any]")
 

@@ -14,24 +14,24 @@ from prefect import flow
 from prefect.states import Completed, Failed, State
 from pydantic import Field
 
-from batchyard.batch_options import describe_parameters, with_parameters
+from batchyard.batch.batch_options import describe_parameters, with_parameters
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.errors import BatchyardError, DispatchFailed, RequestRefused, SettingsError
+from batchyard.locations.folder import LocalFolder, parse_folder
 from batchyard.logs import event_logger
-from batchyard.steps.new_files import NewFiles
-from batchyard.steps.new_files import submit_new_files as submit_files
-from batchyard.storage.folder import LocalFolder, parse_folder
-from flows.artifacts import create_artifact
-from flows.run_page import NOT_SHOWN, name_run
+from batchyard.steps.create.new_files import NewFiles
+from batchyard.steps.create.new_files import submit_new_files as submit_files
+from flows.process.worker import worker_services
+from flows.shown.artifacts import create_artifact
+from flows.shown.run_page import NOT_SHOWN, name_run
 from flows.submit_batch import batch_request, submit_batch
-from flows.worker import worker_services
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from batchyard.locations.folder import S3Prefix
     from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.storage.folder import S3Prefix
 
 log = event_logger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from batchyard.cli import make_command
-from batchyard.cli.exit_status import MEANINGS, ExitStatus
+from batchyard.cli.terminal.exit_status import MEANINGS, ExitStatus
 from reference.markdown import from_docstring, table
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from batchyard.api.metrics import families_of
-from batchyard.metric_families import FAMILIES
+from batchyard.api.operators.metrics import families_of
+from batchyard.metrics.metric_families import FAMILIES
 from batchyard.store.figures import Figures
 from reference.markdown import table
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.services import story
 from batchyard.services.services import current_services
-from batchyard.steps.collect import Collected, collect_results
+from batchyard.services.story import story
+from batchyard.steps.collect.collect import Collected, collect_results
 from tasks.step import step
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.delivery.deliver import AttemptFailed
 from batchyard.errors import RecordNotFound, StoreError
-from batchyard.services import story
+from batchyard.services.story import story
 from tasks.task_run import RecordedTask
 
 if TYPE_CHECKING:

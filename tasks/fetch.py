@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from batchyard.services import story
 from batchyard.services.services import current_services
-from batchyard.steps.fetch import fetch_input
+from batchyard.services.story import story
+from batchyard.steps.fetch.fetch import fetch_input
 from tasks.step import step
 
 if TYPE_CHECKING:

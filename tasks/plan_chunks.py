@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.services import story
+from batchyard.services.story import story
 from tasks.step import step
 
 if TYPE_CHECKING:
-    from batchyard.steps.prepare import Preparation
+    from batchyard.steps.prepare.prepare import Preparation
     from tasks.task_run import RecordedTask
 
 

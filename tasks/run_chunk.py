@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tasks.task_run import RecordedTask
 
 if TYPE_CHECKING:
-    from batchyard.runner.finished_lines import ChunkTally
+    from batchyard.runner.chunk.finished_lines import ChunkTally
 
 
 async def run_chunk(batch_id: str, index: int, work: asyncio.Task[ChunkTally | None]) -> None:

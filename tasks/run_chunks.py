@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchyard.batch_error import first_error_words
-from batchyard.services import story
 from batchyard.services.services import current_services
+from batchyard.services.story import story
 from tasks.step import step
 
 if TYPE_CHECKING:

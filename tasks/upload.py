@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from batchyard.services import story
 from batchyard.services.services import current_services
-from batchyard.steps.publish import publish_results
+from batchyard.services.story import story
+from batchyard.steps.collect.publish import publish_results
 from tasks.step import step
 
 if TYPE_CHECKING:
-    from batchyard.steps.collect import Collected
+    from batchyard.steps.collect.collect import Collected
     from tasks.task_run import RecordedTask
 
 

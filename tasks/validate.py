@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.services import story
-from batchyard.steps.deep_validation import findings_words
+from batchyard.services.story import story
+from batchyard.steps.prepare.deep_validation import findings_words
 from tasks.step import step
 
 if TYPE_CHECKING:
-    from batchyard.steps.prepare import Preparation
+    from batchyard.steps.prepare.prepare import Preparation
     from tasks.task_run import RecordedTask
 
 

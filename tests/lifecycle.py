@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
 from batchyard.runner.run import Runner
-from batchyard.services.held_batches import BatchEnded
-from batchyard.steps.collect import collect_results
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import preparing
-from batchyard.steps.publish import publish_results
+from batchyard.services.leases.held_batches import BatchEnded
+from batchyard.steps.collect.collect import collect_results
+from batchyard.steps.collect.publish import publish_results
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.steps.prepare.prepare import preparing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from batchyard.services.services import Services
-    from batchyard.steps.prepare import Prepared
+    from batchyard.steps.prepare.prepare import Prepared
     from batchyard.store import BatchRecord
 
 

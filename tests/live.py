@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.engine.vllm import VllmEngine
-from batchyard.engine.vllm_options import CPU
+from batchyard.engine.vllm.vllm import VllmEngine
+from batchyard.engine.vllm.vllm_options import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

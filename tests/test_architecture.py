@@ -81,13 +81,13 @@ def test_the_list_of_commands_needs_none_of_them() -> None:
     """The modules of all commands, and what they import, take four times as long as the list."""
     imported = imported_for(["--help"])
     assert not {"aiohttp", "pydantic", "sqlalchemy", *SELDOM_NEEDED} & imported
-    assert not {"batchyard.cli.show", "batchyard.settings", "commands.run"} & imported
+    assert not {"batchyard.cli.batches.show", "batchyard.settings", "commands.run"} & imported
 
 
 @pytest.mark.parametrize("words", [["list"], ["keys", "list"], ["show", "b"], ["migrate"]])
 def test_a_command_starts_without_what_few_commands_need(words: list[str]) -> None:
     """Together they take as long to import as all the rest; one of them is enough to notice."""
-    others = {"commands.run", "batchyard.cli.estimate", "batchyard.cli.serve"}
+    others = {"commands.run", "batchyard.cli.batches.estimate", "batchyard.cli.operate.serve"}
     assert not {"aiohttp", *SELDOM_NEEDED, *others} & imported_for(words)
 
 

@@ -136,7 +136,7 @@ def test_the_slots_of_the_example_are_three(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_doctor_checks_what_the_example_shows() -> None:
     shown = {line[9:18].strip() for line in block(INSTALL, "doctor").splitlines()[1:]}
-    source = (ROOT / "batchyard/cli/doctor.py").read_text()
+    source = (ROOT / "batchyard/cli/operate/doctor.py").read_text()
     assert all(f'"{what}"' in source for what in shown)
     assert "disk" in shown
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pytest
 
-from batchyard.results import NoAnswerCode, answered, unanswered
+from batchyard.results.results import NoAnswerCode, answered, unanswered
 from tests.pages import ROOT, block
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.notify.event import EVENT_TYPES
-from batchyard.results import NoAnswerCode
+from batchyard.results.results import NoAnswerCode
 from reference import COMMAND, FOLDER, PAGES, api_page, error_codes, written
 
 if TYPE_CHECKING:
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 WITH_A_CODE_AT = {
-    ("batchyard/lines.py", "_refuse"): 0,
-    ("batchyard/body_policy.py", "Refusal"): 0,
-    ("batchyard/deep_checks.py", "Refusal"): 0,
+    ("batchyard/lines/lines.py", "_refuse"): 0,
+    ("batchyard/lines/body_policy.py", "Refusal"): 0,
+    ("batchyard/lines/deep_checks.py", "Refusal"): 0,
     ("batchyard/engine/prompt_counting/request_models.py", "Refusal"): 0,
     ("batchyard/engine/prompt_counting/request_models.py", "Refused"): 2,
-    ("batchyard/lines.py", "BatchError"): 0,
-    ("batchyard/steps/input_file.py", "BatchError"): 0,
-    ("batchyard/steps/collect.py", "BatchError"): 0,
-    ("batchyard/steps/prepare.py", "BatchError"): 0,
+    ("batchyard/lines/lines.py", "BatchError"): 0,
+    ("batchyard/steps/fetch/input_file.py", "BatchError"): 0,
+    ("batchyard/steps/collect/collect.py", "BatchError"): 0,
+    ("batchyard/steps/prepare/prepare.py", "BatchError"): 0,
     ("batchyard/control/error_watch.py", "BatchError"): 0,
-    ("batchyard/steps/retry.py", "_refused"): 1,
+    ("batchyard/steps/retry/retry.py", "_refused"): 1,
     ("batchyard/files/upload.py", "_lifetime_refused"): 1,
-    ("batchyard/lines.py", "_refuse_file"): 0,
+    ("batchyard/lines/lines.py", "_refuse_file"): 0,
     ("batchyard/datasets/render.py", "_RowFailed"): 0,
     ("batchyard/datasets/render.py", "Refused"): 0,
     ("batchyard/datasets/tables.py", "Refused"): 0,

@@ -17,12 +17,18 @@ import tempfile
 import traceback
 from typing import Any
 
-from batchyard.cli.command_tree import make_app, make_command
-from batchyard.cli.exit_status import ExitStatus, exit_status
-from batchyard.cli.say import FULL, flush_output, have_standard_streams, note_lost_output, say
-from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
+from batchyard.cli.terminal.command_tree import make_app, make_command
+from batchyard.cli.terminal.exit_status import ExitStatus, exit_status
+from batchyard.cli.terminal.say import (
+    FULL,
+    flush_output,
+    have_standard_streams,
+    note_lost_output,
+    say,
+)
+from batchyard.cli.terminal.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.errors import BatchyardError
-from batchyard.printable import printable
+from batchyard.logs.printable import printable
 from batchyard.web.proxies import without_proxy
 
 __all__ = ["main", "make_app", "make_command"]

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from batchyard.control.chain_relay import relayed, settle_chain
+from batchyard.control.chains.chain_relay import relayed, settle_chain
 from batchyard.control.error_watch import stopped_by_errors
 from batchyard.control.stopping_runners import wait_for_stopping_runners
 from batchyard.errors import (
@@ -20,19 +20,19 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
 from batchyard.logs import event_logger
-from batchyard.services.batch_span import batch_span
-from batchyard.services.held_batches import HeldBatches
+from batchyard.schedule.turns import SMALL_BYTES
+from batchyard.services.leases.held_batches import HeldBatches
 from batchyard.services.patience import PASSING
+from batchyard.services.restore.storage_mark import is_other_storage
 from batchyard.services.stop_batch import stop_failed
-from batchyard.services.storage_mark import is_other_storage
-from batchyard.steps.fetch import is_small_here
-from batchyard.turns import SMALL_BYTES
+from batchyard.services.story.batch_span import batch_span
+from batchyard.steps.fetch.fetch import is_small_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from batchyard.services.held_batches import HeldBatch
+    from batchyard.services.leases.held_batches import HeldBatch
     from batchyard.services.services import Services
 
 log = event_logger(__name__)
@@ -159,7 +159,7 @@ async def batch_lease(services: Services, batch_id: str) -> AsyncIterator[Leased
     """Lease the batch while the block runs.
 
     Waits for the owner that it has now. Raises
-    :class:`~batchyard.services.held_batches.BatchEnded` where the batch is terminal, and
+    :class:`~batchyard.services.leases.held_batches.BatchEnded` where the batch is terminal, and
     :class:`~batchyard.errors.LeaseLost` when another owner has taken it.
     """
     async with (

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from batchyard import intervals
+from batchyard.batch.error_threshold import ErrorThreshold
 from batchyard.batch_error import BatchError
-from batchyard.error_threshold import ErrorThreshold
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.logs import event_logger
-from batchyard.services.log_words import describe
+from batchyard.logs.log_words import describe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

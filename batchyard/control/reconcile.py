@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.logs import event_logger
-from batchyard.services.clock_steps import make_up_for_clock
+from batchyard.services.restore.clock_steps import make_up_for_clock
 from batchyard.services.stop_batch import stop_overdue
 from batchyard.time_units import DAY_SECONDS
 

@@ -12,15 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from batchyard import intervals
-from batchyard.batch_options import OnInvalid
-from batchyard.errors import RequestRefused, StoreError, TransitionConflict
-from batchyard.files.cursor import CompletionCursor
-from batchyard.files.parts import wipe_object
-from batchyard.files.read_results import ResultsReader
-from batchyard.files.upload import FileUse, store_content
-from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.logs import event_logger
-from batchyard.responses import (
+from batchyard.batch.batch_options import OnInvalid
+from batchyard.batch.responses import (
     BATCH_WINDOWS,
     ENDPOINT,
     SOONEST,
@@ -28,7 +21,14 @@ from batchyard.responses import (
     ResponseStatus,
     end_of,
 )
-from batchyard.services.log_words import describe
+from batchyard.errors import RequestRefused, StoreError, TransitionConflict
+from batchyard.files.cursor import CompletionCursor
+from batchyard.files.parts import wipe_object
+from batchyard.files.read_results import ResultsReader
+from batchyard.files.upload import FileUse, store_content
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.logs import event_logger
+from batchyard.logs.log_words import describe
 from batchyard.store import BatchOptions, NewBatch
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from batchyard.files.cursor import Cursor
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord, ResponseKind, Waiting
-    from batchyard.store.response.rows import WaitingLine
+    from batchyard.store.tables.response import WaitingLine
 
 log = event_logger(__name__)
 

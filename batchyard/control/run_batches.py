@@ -17,15 +17,15 @@ from batchyard.delivery.deliver import Deliverer
 from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import TERMINAL
 from batchyard.logs import event_logger
-from batchyard.services.held_batches import AGAIN_AFTER_SECONDS
-from batchyard.services.log_words import describe
-from batchyard.services.wait_words import why_it_waits
+from batchyard.logs.log_words import describe
+from batchyard.services.leases.held_batches import AGAIN_AFTER_SECONDS
+from batchyard.services.story.wait_words import why_it_waits
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from batchyard.services.held_batches import HeldBatches
+    from batchyard.services.leases.held_batches import HeldBatches
     from batchyard.services.services import Services
     from batchyard.store import DeliveryRecord
 

@@ -13,7 +13,7 @@ from batchyard.errors import LocationRefused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from batchyard.storage.access import Location
+    from batchyard.locations.access import Location
 
 TABLE_SUFFIX: Final = ".parquet"
 _KINDS: Final = ((TABLE_SUFFIX,), (".arrow",), (".jsonl", ".ndjson", ".json"))

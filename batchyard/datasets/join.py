@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from batchyard.answer_checks import finish_reasons, text_of
 from batchyard.datasets.jobs import TABLE_FILE, JoinJob
 from batchyard.datasets.program import run_program
 from batchyard.datasets.tables import Refused, RowsWriter, read_rows, schema_of
-from batchyard.framing import custom_id_of, read_lines
-from batchyard.results import head_of, usage_of
+from batchyard.lines.framing import custom_id_of, read_lines
+from batchyard.results.answer_checks import finish_reasons, text_of
+from batchyard.results.results import head_of, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

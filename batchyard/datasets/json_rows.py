@@ -21,8 +21,8 @@ from batchyard.datasets.tables import (
     arrow_errors_as_ours,
 )
 from batchyard.datasets.values import from_json, json_text
-from batchyard.framing import stray_mark
-from batchyard.json_depth import MAX_DEPTH, is_deeper_than
+from batchyard.lines.framing import stray_mark
+from batchyard.lines.json_depth import MAX_DEPTH, is_deeper_than
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

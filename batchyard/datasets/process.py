@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from batchyard.child_program import ChildProgram, inherited_environment
 from batchyard.datasets.jobs import REFUSAL_FILE, SYSTEM_ERROR, JoinJob, Refusal, RenderJob
 from batchyard.errors import DatasetRefused, RequestRefused
-from batchyard.tenant_turns import TenantTurns
-from batchyard.threads import in_thread
+from batchyard.processes.child_program import ChildProgram, inherited_environment
+from batchyard.processes.tenant_turns import TenantTurns
+from batchyard.processes.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -34,8 +34,8 @@ from batchyard.datasets.tables import (
     schema_of,
 )
 from batchyard.datasets.values import type_without_meaning, values_of
-from batchyard.lines import TEMPLATE_ERROR
-from batchyard.templates import new_environment
+from batchyard.lines.lines import TEMPLATE_ERROR
+from batchyard.lines.templates import new_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -20,10 +20,10 @@ from batchyard.delivery.messenger import Messenger
 from batchyard.delivery.schedule import SCHEDULE_SECONDS, Verdict, verdict
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
 from batchyard.logs import event_logger
+from batchyard.logs.log_words import describe
 from batchyard.notify.outcome import SendOutcome
-from batchyard.services.log_words import describe
+from batchyard.services.leases.renewal import renewing
 from batchyard.services.patience import patiently
-from batchyard.services.renewal import renewing
 from batchyard.store import Attempt, DeliveryLimits, DeliveryStatus
 
 if TYPE_CHECKING:

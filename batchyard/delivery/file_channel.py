@@ -15,8 +15,8 @@ from batchyard.errors import (
     RequestRefused,
     StorageError,
 )
+from batchyard.locations.location import parse_location
 from batchyard.notify.outcome import SendOutcome
-from batchyard.storage.location import parse_location
 from batchyard.store import FILE_EVENTS
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from batchyard.datasets.files import is_table
 from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.lifecycle import TERMINAL
+from batchyard.locations.location import write_location
 from batchyard.services.places import places_of
-from batchyard.steps.publish import publish_file
-from batchyard.steps.table import ResultKeys, result_path
-from batchyard.storage.location import write_location
+from batchyard.steps.collect.publish import publish_file
+from batchyard.steps.collect.table import ResultKeys, result_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from batchyard.locations.access import Access, Location
     from batchyard.services.services import Services
-    from batchyard.storage.access import Access, Location
     from batchyard.store import BatchRecord, DeliveryRecord, FileRecord
 
 Kind: TypeAlias = Literal["output", "error"]

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import DispatchFailed, SettingsError
-from batchyard.hours import why_closed
 from batchyard.logs import event_logger
+from batchyard.schedule.hours import why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Collection

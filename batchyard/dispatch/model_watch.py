@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
 
 if TYPE_CHECKING:
     from batchyard.dispatch.prefect_answers import FlowRun

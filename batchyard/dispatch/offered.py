@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.prefect_answers import offer_of
 from batchyard.dispatch.prefect_api import ENGINE_BLOCKS, PrefectApi
-from batchyard.endpoints import IN_VLLM
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
+from batchyard.lines.endpoints import IN_VLLM
+from batchyard.lines.offer import UNKNOWN, Offer
 from batchyard.logs import event_logger
-from batchyard.offer import UNKNOWN, Offer
-from batchyard.printable import printable
+from batchyard.logs.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchyard.hours import ALWAYS, Hours, HoursWindow
-from batchyard.offer import Offer
+from batchyard.lines.offer import Offer
+from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -18,11 +18,11 @@ from batchyard.dispatch.live_models import with_live
 from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
+from batchyard.dispatch.run_states import NO_SLOT
 from batchyard.dispatch.scheduler_lease import SchedulerLease
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
-from batchyard.run_states import NO_SLOT
-from batchyard.schedule import ActiveRunner, Decision, ModelWork, Rate, plan_runners
+from batchyard.schedule.schedule import ActiveRunner, Decision, ModelWork, Rate, plan_runners
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:

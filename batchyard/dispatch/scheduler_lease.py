@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.prefect_http import is_cut_off
-from batchyard.services.renewal import renewing
+from batchyard.services.leases.renewal import renewing
 from batchyard.store.leases import SCHEDULER_LEASE
 
 if TYPE_CHECKING:

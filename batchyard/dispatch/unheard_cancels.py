@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import RecordNotFound, StoreUnavailable, TransitionConflict
 from batchyard.logs import event_logger
-from batchyard.services.log_words import describe
+from batchyard.logs.log_words import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

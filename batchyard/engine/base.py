@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
     from pathlib import Path
 
-    from batchyard.body_fields import Routes
+    from batchyard.engine.objective import Objective
     from batchyard.engine.prompt_counting.counter import CounterProgram
-    from batchyard.engine.sharing.objective import Objective
+    from batchyard.lines.body_fields import Routes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from batchyard.body_fields import INNER
+from batchyard.lines.body_fields import INNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from batchyard.body_fields import Routes
+    from batchyard.lines.body_fields import Routes
 
 
 def post_routes(openapi: bytes) -> Routes | None:

@@ -19,7 +19,7 @@ from batchyard.errors import (
 )
 from batchyard.files.parts import wipe_object, wipe_parts
 from batchyard.files.upload import FileUse, store_content
-from batchyard.threads import in_thread
+from batchyard.processes.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

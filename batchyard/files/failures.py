@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from batchyard.errors import ObjectNotFound, RecordNotFound, StorageError
-from batchyard.framing import custom_id_of, read_lines
 from batchyard.lifecycle import TERMINAL
-from batchyard.line_errors import error_of
-from batchyard.results import LineHead, Outcome, head_of
+from batchyard.lines.framing import custom_id_of, read_lines
+from batchyard.processes.tenant_turns import TenantTurns
+from batchyard.processes.threads import in_thread
+from batchyard.results.line_errors import error_of
+from batchyard.results.results import LineHead, Outcome, head_of
 from batchyard.services.keys import chunk_prefix
-from batchyard.services.segments import decode_entries, read_object
-from batchyard.tenant_turns import TenantTurns
-from batchyard.threads import in_thread
+from batchyard.services.segments.segments import decode_entries, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from batchyard.framing import custom_id_of
+from batchyard.lines.framing import custom_id_of
 from batchyard.logs import event_logger
-from batchyard.results import head_of
-from batchyard.services.segments import decode_entries
+from batchyard.results.results import head_of
+from batchyard.services.segments.segments import decode_entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Sequence
 
     import numpy.typing as npt
 
-    from batchyard.results import Outcome
+    from batchyard.results.results import Outcome
 
     Rows = npt.NDArray[Any]
     """Of :data:`ROW`."""

@@ -23,11 +23,11 @@ from batchyard.files.found_lines import (
     rows_of_segment,
     whole_lines,
 )
-from batchyard.results import Outcome
+from batchyard.processes.threads import in_thread
+from batchyard.results.results import Outcome
 from batchyard.services.keys import file_key, stage_prefix
-from batchyard.services.segments import read_object
+from batchyard.services.segments.segments import read_object
 from batchyard.store import NewCompletion
-from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -19,7 +19,7 @@ from batchyard.files.cursor import CompletionCursor, Cursor, InputCursor
 from batchyard.files.found_lines import Found, id_of
 from batchyard.files.known_lines import KnownLines
 from batchyard.lifecycle import TERMINAL
-from batchyard.results import Outcome, head_of
+from batchyard.results.results import Outcome, head_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Collection

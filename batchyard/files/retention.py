@@ -16,9 +16,9 @@ from batchyard.errors import RecordNotFound, StorageError
 from batchyard.files.parts import expire_uploads
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
-from batchyard.services.storage_mark import write_mark
+from batchyard.services.restore.storage_mark import write_mark
 from batchyard.store import FORGOTTEN_SECONDS
-from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
+from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ import msgspec
 
 from batchyard.errors import ObjectTooLarge, RequestRefused, StorageLimitExceeded
 from batchyard.files.parts import wipe_object
-from batchyard.framing import other_format
+from batchyard.lines.framing import other_format
 from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
 from batchyard.services.quotas import default_quota
 from batchyard.store import NewFile
-from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
+from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.line_errors import count_words
-from batchyard.printable import printable
-from batchyard.time_words import duration, moment
+from batchyard.logs.printable import printable
+from batchyard.logs.time_words import duration, moment
+from batchyard.results.line_errors import count_words
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchyard.batch_error import BatchError
-    from batchyard.line_errors import ErrorCount
+    from batchyard.results.line_errors import ErrorCount
     from batchyard.wire import Batch
 
 MAX_ADDRESS_CHARS: Final = 254

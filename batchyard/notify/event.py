@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from batchyard.batch.responses import ENDS
 from batchyard.lifecycle import TERMINAL
-from batchyard.responses import ENDS
 from batchyard.wire import ended_at, to_json
 
 if TYPE_CHECKING:

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from batchyard.api.batches import RETRY_TURNS, accepted_before, as_batches_say
-from batchyard.api.errors import ApiError
-from batchyard.api.files import file_response
-from batchyard.api.session import PageCaller, read_form
+from batchyard.api.batches.batches import RETRY_TURNS, accepted_before, as_batches_say
+from batchyard.api.files.files import file_response
+from batchyard.api.http.errors import ApiError
+from batchyard.api.http.session import PageCaller, read_form
 from batchyard.errors import TransitionConflict
 from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute
 from batchyard.page.routes import answers_of
-from batchyard.steps.create import MAX_PRIORITY
-from batchyard.steps.retry import RetryCaller, retry_batch
+from batchyard.steps.create.create import MAX_PRIORITY
+from batchyard.steps.retry.retry import RetryCaller, retry_batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from batchyard.api.auth import Caller
+    from batchyard.api.http.auth import Caller
     from batchyard.store import BatchRecord
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)

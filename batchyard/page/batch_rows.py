@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
+from batchyard.batch.prices import cost_words
 from batchyard.page.words import (
     NOTHING,
     ago,
@@ -18,7 +19,6 @@ from batchyard.page.words import (
     short_duration,
     status_of,
 )
-from batchyard.prices import cost_words
 from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.wire import ended_at
 

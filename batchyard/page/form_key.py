@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from batchyard.api.session import CSRF_FIELD
+from batchyard.api.http.session import CSRF_FIELD
 from batchyard.store import IdempotencyKey
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from batchyard.api.auth import refuse_nul
-from batchyard.api.session import (
+from batchyard.api.http.auth import refuse_nul
+from batchyard.api.http.session import (
     CSRF_FIELD,
     LOGIN_PATH,
     check_csrf,

@@ -10,11 +10,11 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from batchyard.api.auth import allowed, refuse_nul
-from batchyard.api.body import body_stream, has_too_many_values
-from batchyard.api.errors import ApiError, missing
-from batchyard.api.files import read_form as file_form
-from batchyard.api.session import (
+from batchyard.api.files.files import read_form as file_form
+from batchyard.api.http.auth import allowed, refuse_nul
+from batchyard.api.http.body import body_stream, has_too_many_values
+from batchyard.api.http.errors import ApiError, missing
+from batchyard.api.http.session import (
     CSRF_FIELD,
     CSRF_HEADER,
     LoginNeeded,
@@ -24,32 +24,32 @@ from batchyard.api.session import (
     read_form,
     session_holder,
 )
-from batchyard.batch_options import OnInvalid
-from batchyard.endpoints import ENDPOINTS
+from batchyard.batch.batch_options import OnInvalid
 from batchyard.errors import ObjectTooLarge, RecordNotFound, RequestRefused, StorageError
 from batchyard.files.failures import Group, grouped_refusals
 from batchyard.files.upload import FileUse, upload_file
-from batchyard.framing import read_lines
+from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.lines.framing import read_lines
+from batchyard.locations.local_file import LocalFile
 from batchyard.page.form_key import key_of
 from batchyard.page.route import PageRoute, shell
 from batchyard.page.routes import answers_of
 from batchyard.page.words import compact, count, percent, short, short_duration, size
-from batchyard.services.local_copy import local_copy
-from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch, parse_window
-from batchyard.steps.known_lengths import read_lengths
-from batchyard.storage.local_file import LocalFile
-from batchyard.tenant_turns import TenantTurns
-from batchyard.threads import in_thread
-from batchyard.turns import BACKGROUND_WINDOW
+from batchyard.processes.tenant_turns import TenantTurns
+from batchyard.processes.threads import in_thread
+from batchyard.schedule.turns import BACKGROUND_WINDOW
+from batchyard.services.segments.local_copy import local_copy
+from batchyard.steps.create.create import MIXED_ENDPOINTS, BatchRequest, accept_batch, parse_window
+from batchyard.steps.forecast.known_lengths import read_lengths
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from batchyard.api.auth import Caller
+    from batchyard.api.http.auth import Caller
     from batchyard.services.services import Services
     from batchyard.settings import Settings
     from batchyard.steps.estimate import Estimate
-    from batchyard.steps.known_model import Known
+    from batchyard.steps.forecast.known_model import Known
     from batchyard.store import FileRecord
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -206,7 +206,7 @@ async def estimate_of(services: Services, file: FileRecord) -> EstimatePage:
     """
     # NumPy is needed here and nowhere else in this process.
     from batchyard.steps.estimate import Assumptions, estimate_file  # noqa: PLC0415 - see above
-    from batchyard.steps.known_model import Known, known_in  # noqa: PLC0415 - see above
+    from batchyard.steps.forecast.known_model import Known, known_in  # noqa: PLC0415 - see above
 
     try:
         async with local_copy(services, file.storage_key) as path:

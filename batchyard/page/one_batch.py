@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from batchyard.batch.prices import cost_words
 from batchyard.errors import RecordNotFound
 from batchyard.files.failures import Findings, find
 from batchyard.lifecycle import STOPPABLE, TERMINAL
+from batchyard.logs.time_words import moment
 from batchyard.page.batch_rows import BatchRow, row_of
 from batchyard.page.charts import Charts, charts_of
 from batchyard.page.snippets import snippets_of
@@ -20,9 +22,7 @@ from batchyard.page.words import (
     short_duration,
     size,
 )
-from batchyard.prices import cost_words
 from batchyard.store import DeliveryStatus
-from batchyard.time_words import moment
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:

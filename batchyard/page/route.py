@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.routing import APIRoute
 
-from batchyard.api.errors import SERVER_FAILED, ApiError, as_api_error, log_failure
-from batchyard.api.session import csrf_token
+from batchyard.api.http.errors import SERVER_FAILED, ApiError, as_api_error, log_failure
+from batchyard.api.http.session import csrf_token
 from batchyard.errors import BatchyardError
 from batchyard.page.form_key import new_form_key
 from batchyard.page.html import render
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request, Response
 
-    from batchyard.api.auth import Caller
+    from batchyard.api.http.auth import Caller
 
 _TITLES = {
     403: "Not allowed",

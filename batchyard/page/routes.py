@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
 
-from batchyard.api.errors import ApiError
-from batchyard.api.session import (
-    PageCaller,
-    site_of,
-)
+from batchyard.api.http.errors import ApiError
+from batchyard.api.http.session import PageCaller, site_of
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.one_batch import BatchPage, batch_page
@@ -20,7 +17,7 @@ from batchyard.page.shared import SharedAnswers
 from batchyard.page.tiles import tiles_of
 
 if TYPE_CHECKING:
-    from batchyard.api.auth import Caller
+    from batchyard.api.http.auth import Caller
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

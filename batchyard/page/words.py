@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rich.filesize import decimal
 
 from batchyard.lifecycle import STOPPABLE, BatchStatus
-from batchyard.time_words import duration
+from batchyard.logs.time_words import duration
 
 if TYPE_CHECKING:
     from batchyard.store import BatchRecord

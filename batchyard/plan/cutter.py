@@ -6,8 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from batchyard.lengths import answer_bits
 from batchyard.plan.chunks import ClassShare, PlannedChunk
+from batchyard.plan.lengths import answer_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ class ChunkCutter:
     def add(
         self, prompt_tokens: int, output_tokens: int, length_class: int = 0, work: float = 0.0
     ) -> None:
-        """The next record. ``work``: of its prompt, see :func:`batchyard.lengths.prompt_work`."""
+        """The next record. ``work``: of its prompt, see :func:`.lengths.prompt_work`."""
         if self._parts.requests in self._starts:
             self._parts.cut()
         outputs = {length_class: ClassShare(1, output_tokens)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from batchyard.endpoints import ENDPOINTS, Endpoint, Repeats
+from batchyard.lines.endpoints import ENDPOINTS, Endpoint, Repeats
 from batchyard.plan.records import PACKED
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Which class of answers each request of a plan belongs to, see :mod:`batchyard.lengths`. Pure.
+"""Which class of answers each request of a plan belongs to, see :mod:`.lengths`. Pure.
 
 A class has its own number in a plan, from 1; 0 is a request whose answer has no tokens. A template
 that few requests share has none of its own: they belong to the class of any template.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from batchyard.lengths import LengthClass, LengthHistory, bucket_of
+from batchyard.plan.lengths import LengthClass, LengthHistory, bucket_of
 
 TEMPLATE_CHARS: Final = 32
 _MOST_SEEN: Final = 4_096

@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
-from batchyard.endpoints import ENDPOINTS
-from batchyard.lengths import LengthHistory, prompt_work
-from batchyard.plan.cutter import PARTS_OF_A_CHUNK, ChunkCutter, requests_of_a_chunk
-from batchyard.plan.duplicates import answer_digest, with_copies
-from batchyard.plan.external_sort import ExternalSort
-from batchyard.plan.length_classes import ClassCounter, Classes
-from batchyard.plan.order import LONGEST_FIRST_REQUESTS, chunk_starts, with_a_short_end
-from batchyard.plan.records import BYTES_PER_TOKEN, MOST_SHARED_BYTES, PACKED, RECORD, split
-from batchyard.prompt import (
+from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.lines.prompt import (
     adapter_of,
     expected_output_tokens,
     output_limit,
     prompt_key,
     template_of,
 )
-from batchyard.roots import NO_ROOTS, Roots, RootSampler
+from batchyard.plan.cutter import PARTS_OF_A_CHUNK, ChunkCutter, requests_of_a_chunk
+from batchyard.plan.duplicates import answer_digest, with_copies
+from batchyard.plan.external_sort import ExternalSort
+from batchyard.plan.length_classes import ClassCounter, Classes
+from batchyard.plan.lengths import LengthHistory, prompt_work
+from batchyard.plan.order import LONGEST_FIRST_REQUESTS, chunk_starts, with_a_short_end
+from batchyard.plan.records import BYTES_PER_TOKEN, MOST_SHARED_BYTES, PACKED, RECORD, split
+from batchyard.plan.roots import NO_ROOTS, Roots, RootSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from batchyard.lines import RequestLine
+    from batchyard.lines.lines import RequestLine
     from batchyard.plan.chunks import PlannedChunk
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from batchyard.lengths import unshared_tokens
+from batchyard.plan.lengths import unshared_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -70,7 +70,7 @@ class PlannedRequest(NamedTuple):
 
     @property
     def unshared_tokens(self) -> int:
-        """See :func:`batchyard.lengths.unshared_tokens`."""
+        """See :func:`batchyard.plan.lengths.unshared_tokens`."""
         return unshared_tokens(self.prompt_tokens, self.shared_bytes // BYTES_PER_TOKEN)
 
 

@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
-from batchyard.hours import why_closed
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
-from batchyard.services import story
+from batchyard.schedule.hours import why_closed
+from batchyard.services.story import story
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from batchyard.body_fields import ignored_fields
+from batchyard.lines.body_fields import ignored_fields
 from batchyard.logs import event_logger
-from batchyard.services.log_words import describe
+from batchyard.logs.log_words import describe
 
 if TYPE_CHECKING:
-    from batchyard.body_fields import Routes
+    from batchyard.lines.body_fields import Routes
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 

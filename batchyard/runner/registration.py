@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from batchyard.errors import RecordNotFound, StoreError
-from batchyard.lengths import PROMPT_WORK
 from batchyard.logs import event_logger
+from batchyard.plan.lengths import PROMPT_WORK
 from batchyard.services.patience import patiently
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
-    from batchyard.runner.pace import Pace
-    from batchyard.runner.prompt_cost import PromptCost
+    from batchyard.runner.meters.pace import Pace
+    from batchyard.runner.meters.prompt_cost import PromptCost
     from batchyard.services.services import Services
     from batchyard.store import EngineLoad
 

@@ -9,47 +9,47 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from batchyard import intervals
-from batchyard import metric_families as families
 from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
-from batchyard.runner.admission import AdmissionQueue
-from batchyard.runner.batch_traits import TraitsOfBatches
-from batchyard.runner.cache_watch import CacheWatch
-from batchyard.runner.chunk import ChunkRun
-from batchyard.runner.claims import Claims
-from batchyard.runner.counts import RunnerCounts
-from batchyard.runner.held_chunks import HeldChunks
+from batchyard.logs.log_words import describe
+from batchyard.metrics import metric_families as families
+from batchyard.metrics.published import Figures
+from batchyard.runner.chunk.batch_traits import TraitsOfBatches
+from batchyard.runner.chunk.chunk import ChunkRun
+from batchyard.runner.claims.claims import Claims
+from batchyard.runner.claims.held_chunks import HeldChunks
+from batchyard.runner.claims.inputs import Inputs
+from batchyard.runner.claims.returns import Returns
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.ignored_fields import note_ignored
-from batchyard.runner.inputs import Inputs
-from batchyard.runner.learning import Learning
-from batchyard.runner.live_server import LiveRequests
-from batchyard.runner.load_meter import LoadMeter
-from batchyard.runner.not_found_watch import NotFoundWatch
-from batchyard.runner.pace import Pace
+from batchyard.runner.live.live_server import LiveRequests
+from batchyard.runner.meters.cache_watch import CacheWatch
+from batchyard.runner.meters.learning import Learning
+from batchyard.runner.meters.load_meter import LoadMeter
+from batchyard.runner.meters.pace import Pace
 from batchyard.runner.registration import Registration
-from batchyard.runner.retry_policy import RetryPolicy
-from batchyard.runner.returns import Returns
 from batchyard.runner.shown_progress import ShownProgress
-from batchyard.runner.window import Window
-from batchyard.services.batch_span import batch_span
-from batchyard.services.log_words import describe
+from batchyard.runner.window.admission import AdmissionQueue
+from batchyard.runner.window.counts import RunnerCounts
+from batchyard.runner.window.not_found_watch import NotFoundWatch
+from batchyard.runner.window.retry_policy import RetryPolicy
+from batchyard.runner.window.window import Window
 from batchyard.services.patience import patiently
-from batchyard.services.published import Figures
+from batchyard.services.story.batch_span import batch_span
 from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from batchyard.engine.base import Engine
-    from batchyard.results import ResultLine
-    from batchyard.runner.admission import Admission
-    from batchyard.runner.chunk import Done
-    from batchyard.runner.finished_lines import ChunkTally
+    from batchyard.results.results import ResultLine
+    from batchyard.runner.chunk.chunk import Done
+    from batchyard.runner.chunk.finished_lines import ChunkTally
+    from batchyard.runner.window.admission import Admission
+    from batchyard.schedule.turns import Standing
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord, ChunkLease, EngineLoad
-    from batchyard.turns import Standing
     from batchyard.wire import TokenUsage
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchyard import intervals
 from batchyard.errors import EngineStartFailed, LeaseLost
-from batchyard.services.renewal import renewing
+from batchyard.services.leases.renewal import renewing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.storage.location import parse_location
+from batchyard.locations.location import parse_location
 from batchyard.store import BatchLocations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from batchyard.batch_options import DeliveryKind
+    from batchyard.batch.batch_options import DeliveryKind
+    from batchyard.locations.access import Location
     from batchyard.services.services import Services
-    from batchyard.storage.access import Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

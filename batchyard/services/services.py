@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
-from batchyard.offer import ANYTHING
+from batchyard.lines.offer import ANYTHING
+from batchyard.locations.access import Access, credentials_of_environment
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.web import WebAccess
+from batchyard.processes.threads import in_thread
 from batchyard.services.arrivals import Arrivals
-from batchyard.services.home import in_home
-from batchyard.services.scratch import Scratch, remove_left
-from batchyard.services.secret_key import key_file, read_secret_keys
-from batchyard.storage.access import Access, credentials_of_environment
+from batchyard.services.machine.home import in_home
+from batchyard.services.machine.scratch import Scratch, remove_left
+from batchyard.services.machine.secret_key import key_file, read_secret_keys
 from batchyard.storage.bucket import S3Bucket, S3Credentials
 from batchyard.storage.local import LocalStorage
-from batchyard.storage.local_file import LocalFile
 from batchyard.storage.s3 import S3Storage
-from batchyard.storage.web import WebAccess
 from batchyard.store import open_store
-from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 
     from batchyard.engine.base import Engine
     from batchyard.errors import ModelNotFound
-    from batchyard.hours import Hours
-    from batchyard.offer import Offer
-    from batchyard.services.held_batches import HeldBatches
+    from batchyard.lines.offer import Offer
+    from batchyard.locations.access import FindCredentials, Location
+    from batchyard.schedule.hours import Hours
+    from batchyard.services.leases.held_batches import HeldBatches
     from batchyard.settings import Settings
-    from batchyard.storage.access import FindCredentials, Location
     from batchyard.storage.backoff import Backoff
     from batchyard.storage.base import Storage
     from batchyard.store import BatchOptions, Store

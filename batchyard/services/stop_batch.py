@@ -12,7 +12,7 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
-from batchyard.services.log_words import describe
+from batchyard.logs.log_words import describe
 from batchyard.services.patience import PASSING
 
 if TYPE_CHECKING:

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from batchyard.body_fields import FieldCounts
-from batchyard.cache import CacheShape, Reuse, ceiling, prefix_tree, simulate
 from batchyard.errors import InputRefused
-from batchyard.lengths import PROMPT_WORK, LengthHistory
-from batchyard.lines import Rules, Validator
+from batchyard.lines.body_fields import FieldCounts
+from batchyard.lines.lines import Rules, Validator
+from batchyard.lines.offer import ANYTHING, Offer
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.location import read_location
 from batchyard.logs import event_logger
-from batchyard.offer import ANYTHING, Offer
+from batchyard.plan.cache import CacheShape, Reuse, ceiling, prefix_tree, simulate
+from batchyard.plan.lengths import PROMPT_WORK, LengthHistory
 from batchyard.plan.planner import Planner, PlanSummary
 from batchyard.plan.records import BYTES_PER_TOKEN, read_records
+from batchyard.processes.threads import in_executor, in_thread
 from batchyard.services.services import access_with
-from batchyard.steps.deep_validation import DeepValidation, first_model
-from batchyard.steps.known_lengths import KnownLengths, nothing_learned
+from batchyard.steps.forecast.known_lengths import KnownLengths, nothing_learned
+from batchyard.steps.prepare.deep_validation import DeepValidation, first_model
 from batchyard.storage.file import os_errors_as_ours, write_file
-from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import read_location
-from batchyard.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from batchyard.batch_error import BatchError
     from batchyard.engine.prompt_counting.counter import CounterProgram
+    from batchyard.locations.access import Location
     from batchyard.settings import Settings
-    from batchyard.steps.deep_validation import DeepFindings, NoCounter
-    from batchyard.storage.access import Location
+    from batchyard.steps.prepare.deep_validation import DeepFindings, NoCounter
 
 log = event_logger(__name__)
 

@@ -24,11 +24,11 @@ from batchyard.errors import (
     StorageError,
     StorageUnavailable,
 )
+from batchyard.processes.threads import in_executor
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.base import ListedObject
 from batchyard.storage.blocks import BLOCK_BYTES, MIB, Tally, blocks
 from batchyard.storage.s3_errors import s3_errors_as_ours
-from batchyard.threads import in_executor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable

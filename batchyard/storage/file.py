@@ -24,8 +24,8 @@ from batchyard.errors import (
     StorageFull,
     StorageUnavailable,
 )
+from batchyard.processes.threads import in_executor, in_thread
 from batchyard.storage.blocks import BLOCK_BYTES, Tally, blocks
-from batchyard.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator

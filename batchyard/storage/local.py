@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import ObjectNotFound
+from batchyard.processes.threads import in_thread
 from batchyard.storage.base import ListedObject
 from batchyard.storage.file import (
     make_folder,
@@ -20,7 +21,6 @@ from batchyard.storage.file import (
     write_file,
 )
 from batchyard.storage.key import checked_key
-from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator

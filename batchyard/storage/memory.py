@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 from batchyard.errors import ObjectNotFound
+from batchyard.processes.threads import in_thread
 from batchyard.storage.base import ListedObject
 from batchyard.storage.blocks import BLOCK_BYTES, Tally
 from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
 from batchyard.storage.key import checked_key
-from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator

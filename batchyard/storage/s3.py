@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from batchyard.processes.threads import in_thread
 from batchyard.storage.base import StoredObject
 from batchyard.storage.bucket import S3Bucket
 from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
 from batchyard.storage.key import checked_key
-from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import case, func, select, update
 
+from batchyard.database.aggregate import Aggregate, writes
+from batchyard.database.clock import clock
+from batchyard.database.leasing import is_free
 from batchyard.intervals import BATCH_LEASE_SECONDS
 from batchyard.lifecycle import UNFINISHED
-from batchyard.store.aggregate import Aggregate, writes
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS
-from batchyard.store.clock import clock
-from batchyard.store.delivery.rows import DELIVERIES
 from batchyard.store.leases import LEASES, claim_name
-from batchyard.store.leasing import is_free
-from batchyard.store.response.rows import RESPONSES
 from batchyard.store.runner.rates import RateRow
 from batchyard.store.runner.runners import RunnerRow
 from batchyard.store.storage_mark import StorageMarkRow
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chunk import CHUNKS
+from batchyard.store.tables.delivery import DELIVERIES
+from batchyard.store.tables.response import RESPONSES
 from batchyard.store.tenant.tenants import TENANTS
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Double, String, and_, case, cast, func, or_, select, type_coerce, union
 
+from batchyard.database.aggregate import Aggregate, reads
+from batchyard.database.clock import clock
+from batchyard.database.leasing import is_held
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
-from batchyard.store.aggregate import Aggregate, reads
 from batchyard.store.batch.live import IS_CHAIN, SUMS, of_own_chunks, sums_of_chunks
-from batchyard.store.batch.order import is_background
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.candidates import is_runnable
-from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
-from batchyard.store.clock import clock
-from batchyard.store.delivery.rows import DeliveryRow, DeliveryStatus
 from batchyard.store.leases import LEASES
-from batchyard.store.leasing import is_held
 from batchyard.store.runner.hours import read_hours
 from batchyard.store.runner.rates import RateRow
 from batchyard.store.runner.runners import RunnerRow, RunnerStatus
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chunk import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
+from batchyard.store.tables.delivery import DeliveryRow, DeliveryStatus
+from batchyard.store.turns.candidates import is_runnable
+from batchyard.store.turns.order import is_background
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement

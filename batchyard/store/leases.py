@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Double, delete, or_, select, update
 from sqlmodel import Field
 
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.columns import Row
-from batchyard.store.leasing import is_free, is_held, renewed
-from batchyard.store.upsert import upsert
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.columns import Row
+from batchyard.database.leasing import is_free, is_held, renewed
+from batchyard.database.upsert import upsert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

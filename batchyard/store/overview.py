@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Double, and_, case, cast, func, select
 
+from batchyard.batch.prices import NO_PRICES
+from batchyard.database.aggregate import Aggregate, reads
+from batchyard.database.clock import clock
+from batchyard.database.leasing import is_held
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
-from batchyard.prices import NO_PRICES
-from batchyard.store.aggregate import Aggregate, reads
 from batchyard.store.batch.filters import (
     Asked,
     is_late,
@@ -30,15 +32,13 @@ from batchyard.store.batch.live import (
     points_before,
     sums_of_chunks,
 )
-from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
-from batchyard.store.chain.rows import chain_counts
-from batchyard.store.chunk.candidates import is_runnable
-from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, is_due, remaining_tokens
-from batchyard.store.chunk.shares import shares_of
-from batchyard.store.clock import clock
-from batchyard.store.leasing import is_held
 from batchyard.store.runner.runners import RunnerKind, RunnerRecord, RunnerRow, RunnerStatus
+from batchyard.store.tables.batch import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
+from batchyard.store.tables.chain import chain_counts
+from batchyard.store.tables.chunk import CHUNKS, IS_LEASED, IS_OPEN, is_due, remaining_tokens
+from batchyard.store.tables.shares import shares_of
 from batchyard.store.tenant.usage import costs_so_far
+from batchyard.store.turns.candidates import is_runnable
 from batchyard.time_units import HOUR_SECONDS, MINUTE_SECONDS
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Select, Subquery
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.prices import Prices
-    from batchyard.store.database import Database
+    from batchyard.batch.prices import Prices
+    from batchyard.database.database import Database
 _SPEED_SECONDS: Final = 20.0
 """A batch's speed is that of the time since its newest point that is so old."""
 _CHUNKS_SEEN: Final = 8

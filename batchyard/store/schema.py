@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from batchyard.database.database import Database
+from batchyard.database.table_version import read_oldest_code
 from batchyard.errors import OlderTables, OtherTables, TablesInUse
-from batchyard.store.database import Database
 from batchyard.store.runner.runners import count_at_work
-from batchyard.store.table_version import read_oldest_code
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -90,7 +90,7 @@ async def _upgrade(connection: AsyncConnection, unused_for_seconds: float | None
     else:
         await connection.execute(text("SELECT 1"))
     # Alembic takes a quarter of the time of a short command to import, and is needed once.
-    from batchyard.store.migrate import oldest_code, run_migrations  # noqa: PLC0415 - see above
+    from batchyard.database.migrate import oldest_code, run_migrations  # noqa: PLC0415 - see above
 
     revision = await _revision(connection)
     if revision is not None and unused_for_seconds is not None and oldest_code() > revision:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import BigInteger, Double, or_, select, update
 from sqlmodel import Field
 
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock
-from batchyard.store.columns import Row
-from batchyard.store.upsert import upsert
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.columns import Row
+from batchyard.database.upsert import upsert
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

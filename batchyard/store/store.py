@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.prices import NO_PRICES, Prices
-from batchyard.store.audit import AuditLog
+from batchyard.batch.prices import NO_PRICES, Prices
+from batchyard.database.database import PATIENCE_SECONDS, Database
+from batchyard.database.sealing_proof import SealingProof
 from batchyard.store.batch.batches import Batches
 from batchyard.store.batch.completions import Completions
 from batchyard.store.batch.effects import BatchEffects
@@ -20,7 +21,6 @@ from batchyard.store.batch.status_changes import StatusChanges
 from batchyard.store.chain.chains import Chains
 from batchyard.store.chunk.chunks import Chunks
 from batchyard.store.clock_steps import ClockSteps
-from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.delivery.deliveries import Deliveries
 from batchyard.store.figures import FiguresReader
 from batchyard.store.file.files import Files
@@ -32,8 +32,8 @@ from batchyard.store.runner.live_engines import LiveEngines
 from batchyard.store.runner.rates import Rates
 from batchyard.store.runner.runners import Runners
 from batchyard.store.schema import check, upgrade
-from batchyard.store.sealing_proof import SealingProof
 from batchyard.store.storage_mark import StorageMark
+from batchyard.store.tables.audit import AuditLog
 from batchyard.store.tenant.api_keys import ApiKeys
 from batchyard.store.tenant.cache_salts import CacheSalts
 from batchyard.store.tenant.idempotency import Idempotency

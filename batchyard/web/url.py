@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from yarl import URL
 
 from batchyard.errors import LocationRefused
-from batchyard.printable import printable
+from batchyard.logs.printable import printable
 
 _PRINTABLE_ASCII: Final = re.compile(r"[!-~]+")
 

@@ -14,8 +14,8 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from commands.prefect_worker import forked_run
 from commands.prefect_worker.announcements import Announcements
-from flows.prefect_client import ask_as_we_do
-from flows.stop_signal import STOP
+from flows.process.prefect_client import ask_as_we_do
+from flows.process.stop_signal import STOP
 
 if TYPE_CHECKING:
     from uuid import UUID

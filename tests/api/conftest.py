@@ -20,7 +20,7 @@ import openai
 import pytest
 import uvicorn
 
-from batchyard.api.app import create_app
+from batchyard.server import create_app
 from batchyard.services.services import Services, open_services
 from batchyard.settings import Settings, read_settings
 from tests.patience import PATIENCE
@@ -173,7 +173,7 @@ def server_process(settings: Settings, keys: tuple[str, str]) -> Iterator[Server
         "BATCHYARD_HOME": str(settings.home),
         "BATCHYARD_LIMITS__MAX_BYTES": str(settings.limits.max_bytes),
     }
-    command = [sys.executable, "-m", "uvicorn", "--factory", "batchyard.api.app:create_app"]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "batchyard.server:create_app"]
     command += ["--port", str(port), "--log-level", "warning"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:

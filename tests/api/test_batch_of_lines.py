@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.requests import Request
 
-from batchyard.api import request_lines
-from batchyard.api.batch_of_lines import accept_batch_of
-from batchyard.api.body import BodyPlaces
+from batchyard.api.batches.batch_of_lines import accept_batch_of
+from batchyard.api.http import request_lines
+from batchyard.api.http.body import BodyPlaces
 from batchyard.errors import IdempotencyConflict, RequestRefused
-from batchyard.steps.create import BatchRequest
+from batchyard.steps.create.create import BatchRequest
 from batchyard.store import IdempotencyKey
 from tests.api.conftest import LINE
 

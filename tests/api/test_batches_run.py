@@ -17,9 +17,9 @@ from aiohttp.test_utils import TestServer
 
 from batchyard.control.reconcile import reconcile
 from batchyard.control.run_batches import BatchRunner
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.services.held_batches import HeldBatches
+from batchyard.services.leases.held_batches import HeldBatches
 from tests.api.test_batches import KEYS
 from tests.api.test_batches_listed import Requests
 from tests.contract.store.samples import batch_in, rewrite

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 
-from batchyard.api import runner_starter, served_models
+from batchyard.api.batches import runner_starter
+from batchyard.api.operators import served_models
 from batchyard.store import Quota, RunnerKind
 from tests.api import small_prefect
 from tests.api.test_batches import create

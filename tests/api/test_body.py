@@ -13,10 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from batchyard.api.batch_body import CreateBatch
-from batchyard.api.body import MAX_JSON_BYTES, Pace, body_stream, read_json
-from batchyard.api.errors import ApiError, as_openai_says, handle_errors
-from batchyard.api.json_body import (
+from batchyard.api.batches.batch_body import CreateBatch
+from batchyard.api.http.body import MAX_JSON_BYTES, Pace, body_stream, read_json
+from batchyard.api.http.errors import ApiError, as_openai_says, handle_errors
+from batchyard.api.http.json_body import (
     OF_OBJECTS,
     Boolean,
     Integer,
@@ -30,7 +30,7 @@ from batchyard.api.json_body import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.api.auth import Caller
+    from batchyard.api.http.auth import Caller
 
 MISSING, WRONG = "missing_required_parameter", "invalid_type"
 NO_ARRAY = "Invalid type for 'texts': it must be an array of strings."

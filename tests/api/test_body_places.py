@@ -10,9 +10,10 @@ from unittest.mock import AsyncMock
 import pytest
 from starlette.requests import Request
 
-from batchyard.api import message_requests, responses
-from batchyard.api.auth import Caller
-from batchyard.api.body import BodyPlaces
+from batchyard.api.http.auth import Caller
+from batchyard.api.http.body import BodyPlaces
+from batchyard.api.live import responses
+from batchyard.api.messages import message_requests
 from batchyard.errors import RequestRefused
 
 if TYPE_CHECKING:

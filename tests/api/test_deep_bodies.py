@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from batchyard.json_depth import MAX_DEPTH
+from batchyard.lines.json_depth import MAX_DEPTH
 
 if TYPE_CHECKING:
     from tests.api.conftest import Api

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from batchyard.api.errors import as_api_error
+from batchyard.api.http.errors import as_api_error
 from batchyard.errors import (
     AccessDenied,
     BatchLimitExceeded,

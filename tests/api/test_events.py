@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from batchyard.api import event_stream
-from batchyard.api.batch_watch import MOST_OF_A_TENANT, BatchWatch, TooManyWatch
-from batchyard.api.event_stream import Event
+from batchyard.api.batches import event_stream
+from batchyard.api.batches.batch_watch import MOST_OF_A_TENANT, BatchWatch, TooManyWatch
+from batchyard.api.batches.event_stream import Event
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewChunk
@@ -177,7 +177,7 @@ async def test_nobody_follows_another_tenants_batch_but_an_operator(
 async def test_one_tenant_has_so_many_streams_and_the_others_have_theirs(
     api: Api, services: Services, batch: BatchRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchyard.api.batch_watch.MOST_OF_A_TENANT", 2)
+    monkeypatch.setattr("batchyard.api.batches.batch_watch.MOST_OF_A_TENANT", 2)
     others = await services.store.batches.create(new_batch(tenant="other"))
     with stream(api, batch.id) as one, stream(api, batch.id) as two:
         assert one.until("batch")

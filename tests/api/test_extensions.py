@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from batchyard.output_rules import OnInvalidOutput
+from batchyard.locations.location import parse_location
+from batchyard.locations.parted_url import PartedUrl
+from batchyard.results.output_rules import OnInvalidOutput
 from batchyard.settings import SmtpSettings
-from batchyard.storage.location import parse_location
-from batchyard.storage.parted_url import PartedUrl
 from batchyard.store import DeliveryKind
 from tests.api.test_batches import WANTED, post
 from tests.pages import block, replaced

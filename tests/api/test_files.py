@@ -10,9 +10,9 @@ from urllib.parse import unquote
 import openai
 import pytest
 
-from batchyard.api.auth import Caller
-from batchyard.api.errors import ApiError
-from batchyard.api.files import download_file, file_response
+from batchyard.api.files.files import download_file, file_response
+from batchyard.api.http.auth import Caller
+from batchyard.api.http.errors import ApiError
 from batchyard.errors import StorageError
 from batchyard.files.delete import delete_file
 from batchyard.store import NewBatch, NewFile

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from batchyard.api import health
+from batchyard.api.operators import health
 from tests.api.conftest import LINE, served
 from tests.services.ports import free_port
 

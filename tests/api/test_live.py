@@ -17,17 +17,17 @@ import httpx
 import openai
 import pytest
 
-from batchyard import metric_families as families
-from batchyard.api import live_exchange
+from batchyard.api.live import live_exchange
 from batchyard.engine.base import LivePromise
-from batchyard.engine.sharing.objective import Objective
+from batchyard.engine.objective import Objective
 from batchyard.errors import StoreUnavailable
-from batchyard.hours import ALWAYS, Hours, HoursWindow
+from batchyard.locations.location import parse_location
+from batchyard.metrics import metric_families as families
 from batchyard.runner import hours_watch
 from batchyard.runner.run import Runner
+from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
 from batchyard.services import patience
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.location import parse_location
+from batchyard.steps.create.create import BatchRequest, create_batch
 from batchyard.store import Quota
 from tests.api import small_prefect
 from tests.hurry import hurried
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
-    from batchyard.metric_families import Family
+    from batchyard.metrics.metric_families import Family
     from batchyard.services.services import Services
     from batchyard.settings import Settings
     from batchyard.store import LiveEngine, UsageTotal

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from batchyard.api.errors import ApiError
-from batchyard.api.live_exchange import LiveExchange, LiveRequest
+from batchyard.api.http.errors import ApiError
+from batchyard.api.live.live_exchange import LiveExchange, LiveRequest
 from batchyard.store import LiveEngine
 
 if TYPE_CHECKING:

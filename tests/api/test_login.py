@@ -10,11 +10,11 @@ import httpx
 import pytest
 from fastapi import Request  # noqa: TC002 — FastAPI reads it at run time
 
-from batchyard.api.app import create_app
-from batchyard.api.session import PageCaller, csrf_of, csrf_token, local_path, read_form
+from batchyard.api.http.session import PageCaller, csrf_of, csrf_token, local_path, read_form
 from batchyard.errors import AccessDenied, StorageFull, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.page.failed_logins import MOST_FAILURES, WINDOW_SECONDS, FailedLogins
+from batchyard.server import create_app
 from batchyard.services.services import open_services
 from batchyard.store.tenant.sessions import _SESSIONS
 from tests.contract.store.samples import batch_in

@@ -13,8 +13,8 @@ import httpx
 import httpx2
 import pytest
 
-from batchyard.api.errors import ApiError
-from batchyard.api.message_requests import MessageLines
+from batchyard.api.http.errors import ApiError
+from batchyard.api.messages.message_requests import MessageLines
 from batchyard.batch_error import BatchError
 from batchyard.control.reconcile import reconcile
 from batchyard.files.retention import expire_files
@@ -446,7 +446,7 @@ async def test_a_defect_and_a_limit_have_anthropics_shape_too(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("batchyard.api.message_batches.to_message_batch", broken)
+    monkeypatch.setattr("batchyard.api.messages.message_batches.to_message_batch", broken)
     with pytest.raises(anthropic.InternalServerError) as failed:
         await client.messages.batches.list()
     assert failed.value.type == "api_error"

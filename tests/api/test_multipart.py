@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.api.errors import ApiError
-from batchyard.api.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
+from batchyard.api.http.errors import ApiError
+from batchyard.api.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

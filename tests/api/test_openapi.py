@@ -23,9 +23,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from batchyard import api as package
-from batchyard.api.app import create_app
 from batchyard.lifecycle import BatchStatus
 from batchyard.page import docs
+from batchyard.server import create_app
 from tests.api.conftest import LINE, ROOT
 from tests.contract.store.samples import batch_in
 
@@ -232,5 +232,5 @@ def test_the_document_in_docs_is_this_one(capsys: pytest.CaptureFixture[str]) ->
     kept = (ROOT / "docs" / "openapi.json").read_text()
     assert kept == capsys.readouterr().out, (
         "docs/openapi.json differs from what the API says of itself; write it again with: "
-        ".venv/bin/python -m batchyard.api > docs/openapi.json"
+        ".venv/bin/python -m batchyard.server > docs/openapi.json"
     )

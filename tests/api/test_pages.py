@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from batchyard.api.errors import ApiError
-from batchyard.api.pages import Paging, read_paging, to_list_page
+from batchyard.api.http.errors import ApiError
+from batchyard.api.http.pages import Paging, read_paging, to_list_page
 from batchyard.wire import FileDeleted, to_json
 
 

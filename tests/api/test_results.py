@@ -18,12 +18,12 @@ import pytest
 from openai import HttpxBinaryResponseContent
 from starlette.responses import StreamingResponse
 
-from batchyard.api.head import HeadRequests
-from batchyard.engine.stub import StubEngine
+from batchyard.api.http.head import HeadRequests
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.files.delete import delete_file
-from batchyard.results import answered
+from batchyard.results.results import answered
 from batchyard.services.keys import segment_key, segments_prefix
-from batchyard.services.segments import encode_entry, put_bytes
+from batchyard.services.segments.segments import encode_entry, put_bytes
 from tests.api.conftest import served
 from tests.api.test_openapi import check
 from tests.hurry import hurried

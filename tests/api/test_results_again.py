@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.storage.location import parse_location
-from batchyard.storage.parted_url import PartedUrl
+from batchyard.locations.location import parse_location
+from batchyard.locations.parted_url import PartedUrl
 from batchyard.store import NewFile
 from batchyard.wire import BatchUsage, RequestCounts
 from tests.contract.store.outbox_samples import NO_LIMITS, raw_rows

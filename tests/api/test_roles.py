@@ -8,8 +8,8 @@ import openai
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from batchyard.api.app import create_app
-from batchyard.api.auth import READING
+from batchyard.api.http.auth import READING
+from batchyard.server import create_app
 from tests.api.conftest import LINE
 
 if TYPE_CHECKING:

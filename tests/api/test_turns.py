@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from batchyard.api import batches
-from batchyard.api.auth import Caller
-from batchyard.api.retry_body import RetryBatch
+from batchyard.api.batches import batches
+from batchyard.api.batches.retry_body import RetryBatch
+from batchyard.api.http.auth import Caller
 from batchyard.page import actions, new_batch
 from batchyard.page.shared import SharedAnswers
 from batchyard.store import NewFile

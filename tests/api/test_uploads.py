@@ -15,7 +15,7 @@ from batchyard.errors import StorageError, StoreUnavailable, TransitionConflict
 from batchyard.files.complete import complete_upload
 from batchyard.files.parts import cancel_upload, expire_uploads
 from batchyard.store import NewUpload
-from batchyard.store.upload.rows import UPLOADS
+from batchyard.store.tables.upload import UPLOADS
 from tests.api.conftest import LINE
 from tests.services.read_after import ReadAfter, ReadBefore
 

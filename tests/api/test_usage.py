@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.requests import Request
 
-from batchyard.api.usage import _Period
+from batchyard.api.operators.usage import _Period
+from batchyard.batch.prices import Price, Prices
 from batchyard.lifecycle import BatchStatus
-from batchyard.prices import Price, Prices
 from batchyard.store import LiveUse
 from batchyard.store.store import open_store
 from batchyard.store.tenant.usage import _USAGE

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.api import body
+from batchyard.api.http import body
 from batchyard.files import upload
 from batchyard.store import NewFile
 from tests.api.conftest import LINE, read_all

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from benchmarks.comparators import barriers, exchange, one_window
 from tests.patience import PATIENCE
 

@@ -24,10 +24,10 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from batchyard.cli import main
-from batchyard.cli.offline import offline_services
-from batchyard.engine.stub import StubEngine
+from batchyard.cli.terminal.offline import offline_services
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.services.services import anything_is_offered
-from commands.own_prefect import Access, OwnPrefect
+from commands.prefect.own import Access, OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.patience import PATIENCE
 from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables

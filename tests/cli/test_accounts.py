@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.cli.offline import offline_services
-from batchyard.cli.watch import _look, _message
+from batchyard.batch.prices import Price, Prices
+from batchyard.cli.batches.watch import _look, _message
+from batchyard.cli.terminal.offline import offline_services
 from batchyard.lifecycle import BatchStatus
-from batchyard.prices import Price, Prices
 from batchyard.settings import read_settings
 from batchyard.wire import RequestCounts
 from tests.cli.conftest import Ended, with_store

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 
-from batchyard.cli import connection_deadlines
-from batchyard.cli.connection_deadlines import DeadlineProtocol
-from batchyard.cli.serve import _serve, listening
+from batchyard.cli.operate import connection_deadlines
+from batchyard.cli.operate.connection_deadlines import DeadlineProtocol
+from batchyard.cli.operate.serve import _serve, listening
 from batchyard.settings import LogSettings
 from tests.patience import PATIENCE
 

@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from batchyard.cli import make_app
-from batchyard.cli.doctor import Role, _prefect
+from batchyard.cli.operate.doctor import Role, _prefect
+from batchyard.database.database import Database
 from batchyard.errors import AccessDenied
 from batchyard.settings import read_settings
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ConnectionLimits, new_sealing_key
-from batchyard.store.database import Database
 from tests.api import small_prefect
 from tests.services.postgres import postgres_for_session
 
@@ -67,13 +67,13 @@ def test_a_home_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_little_room_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["batchyard.cli.doctor"], "_ROOM_BYTES", 2**62)
+    monkeypatch.setattr(sys.modules["batchyard.cli.operate.doctor"], "_ROOM_BYTES", 2**62)
     assert doctor("cli")["disk"].startswith("warning ")
 
 
 def test_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["batchyard.cli.doctor"], "_ROOM_BYTES", 2**62)
-    monkeypatch.setattr(sys.modules["batchyard.cli.doctor"], "_FULL_BYTES", 2**61)
+    monkeypatch.setattr(sys.modules["batchyard.cli.operate.doctor"], "_ROOM_BYTES", 2**62)
+    monkeypatch.setattr(sys.modules["batchyard.cli.operate.doctor"], "_FULL_BYTES", 2**61)
     said = doctor("cli", status=1)["disk"]
     assert said.startswith("FAILED ")
     assert said.endswith("free some space, or name a folder on another disk in BATCHYARD_HOME.")
@@ -166,7 +166,7 @@ def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_connections_that_the_processes_may_open_are_compared_with_the_servers_limit() -> None:
     """They are opened when they are needed, so the limit would be met under load only."""
-    check = sys.modules["batchyard.cli.doctor"]._connections
+    check = sys.modules["batchyard.cli.operate.doctor"]._connections
     enough = check(ConnectionLimits(most=97, processes=7, others=27))
     assert (enough.level, enough.what) == ("ok", "database")
     assert "97 connections; 7 processes" in enough.text

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from batchyard.cli import make_app
 from batchyard.errors import EngineStartFailed, SettingsError
-from batchyard.services.engine_python import engine_python
+from batchyard.services.machine.engine_python import engine_python
 from batchyard.settings import read_settings
 from commands import shipped
 from tests.contract.engine.conftest import ENGINE_PYTHON, require_vllm

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from batchyard.cli import make_app
-from batchyard.cli.engine_words import served_names, split_options
+from batchyard.cli.terminal.engine_words import served_names, split_options
 
 
 def own_options() -> dict[str, bool]:

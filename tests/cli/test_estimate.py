@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.hours import Hours, HoursWindow
-from batchyard.lengths import LengthClass, Lengths, bucket_of
+from batchyard.plan.lengths import LengthClass, Lengths, bucket_of
+from batchyard.schedule.hours import Hours, HoursWindow
 from tests.cli.conftest import Background, Ended, chat_line, with_store
 from tests.contract.engine.conftest import require_vllm
 from tests.unit.storage.web_server import gives, running_web_server

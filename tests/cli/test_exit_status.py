@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard import errors
-from batchyard.cli.exit_status import MEANINGS, ExitStatus, exit_status
+from batchyard.cli.terminal.exit_status import MEANINGS, ExitStatus, exit_status
 from batchyard.lifecycle import BatchStatus
 from batchyard.wire import RequestCounts
 from tests.cli.conftest import with_store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.own_prefect import OwnPrefect
+from commands.prefect.own import OwnPrefect
 from commands.prefect_worker import PREFECT_WORKER
 from tests.patience import PATIENCE
 from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables

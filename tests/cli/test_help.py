@@ -8,8 +8,8 @@ import pytest
 from typer.core import TyperArgument, TyperOption
 
 from batchyard.cli import make_command
-from batchyard.cli.metavars import commands_below
-from batchyard.cli.panels import PANELS, SUMMARIES
+from batchyard.cli.terminal.metavars import commands_below
+from batchyard.cli.terminal.panels import PANELS, SUMMARIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

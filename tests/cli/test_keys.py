@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.cli.keys import end_of_key
-from batchyard.cli.local_key import local_key_file
+from batchyard.cli.tenants.keys import end_of_key
+from batchyard.cli.tenants.local_key import local_key_file
 from batchyard.errors import SettingsError
 from tests.cli.conftest import Ended, with_services, with_store
 
@@ -192,7 +192,7 @@ def test_of_two_processes_at_once_one_makes_the_local_key(
         place.write_text(alone("keys", "create", "the other's").stdout)
         return False
 
-    monkeypatch.setattr("batchyard.cli.local_key._keep", too_late)
+    monkeypatch.setattr("batchyard.cli.tenants.local_key._keep", too_late)
 
     assert with_services(local_key_file) == path
     assert tenant_of(path.read_text().strip()) == "default"

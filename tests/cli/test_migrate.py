@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from batchyard.cli import make_app, offline
+from batchyard.cli import make_app
+from batchyard.cli.terminal import offline
 from batchyard.errors import OlderTables, OtherTables, StoreUnavailable
 from tests.pages import block, words_of
 from tests.services.prefect import clean_environment

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.settings import temporary_settings
 
-from batchyard.chains import Stage
-from batchyard.cli import list_models
+from batchyard.batch.chains import Stage
+from batchyard.cli.operate import list_models
 from batchyard.store import EngineLoad, LiveEngine, RunnerKind
 from blocks.engines import RemoteEngineBlock
 from tests.cli.conftest import Ended, with_store

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from batchyard import intervals
 from batchyard.batch_error import BatchError
-from batchyard.cli.list_batches import table
+from batchyard.cli.batches.list_batches import table
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewFile, RunnerKind
 from batchyard.wire import BatchUsage, RequestCounts

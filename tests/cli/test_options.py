@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from batchyard.cli import options, quota
-from batchyard.cli.chain_file import read_chain
-from batchyard.cli.metadata import parse_metadata
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.sharing.objective import Objective
+from batchyard.cli.batches.chain_file import read_chain
+from batchyard.cli.tenants import quota
+from batchyard.cli.terminal import options
+from batchyard.cli.terminal.metadata import parse_metadata
+from batchyard.engine.objective import Objective
+from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.errors import RequestRefused
+from batchyard.locations.location import parse_location
 from batchyard.settings import read_settings
-from batchyard.storage.location import parse_location
 from commands.engine_choice import EngineChoice, ServerUse
 from commands.run import errors_beside
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import DispatchFailed
-from commands.own_prefect import OwnPrefect
+from commands.prefect.own import OwnPrefect
 from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables
 
 if TYPE_CHECKING:

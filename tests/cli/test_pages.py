@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
+from batchyard.locations.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
 from tests.cli.conftest import Ended, chat_line, with_services
 from tests.contract.engine.conftest import TINY_CHAT, require_vllm
 from tests.pages import block, replaced, words_of

@@ -8,7 +8,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from batchyard.cli.progress import ProgressDisplay
+from batchyard.cli.terminal.progress import ProgressDisplay
 from batchyard.services.services import Progress
 from tests.cli.screen import drawn
 
@@ -112,7 +112,9 @@ def test_warnings_of_the_product_are_shown() -> None:
     """An engine that is started again is something that a person wants to know."""
     out = io.StringIO()
     with ProgressDisplay(console=Console(file=out, width=100)):
-        logging.getLogger("batchyard.runner.window").warning("engine lost: %s", "exit code 1")
-        logging.getLogger("batchyard.runner.window").info("not this")
-    logging.getLogger("batchyard.runner.window").warning("nor this")
+        logging.getLogger("batchyard.runner.window.window").warning(
+            "engine lost: %s", "exit code 1"
+        )
+        logging.getLogger("batchyard.runner.window.window").info("not this")
+    logging.getLogger("batchyard.runner.window.window").warning("nor this")
     assert out.getvalue() == "! engine lost: exit code 1\n"

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchyard.batch_error import BatchError
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.results import answered
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
+from batchyard.locations.local_file import LocalFile
+from batchyard.results.results import answered
 from batchyard.services.keys import segment_key
-from batchyard.services.segments import encode_entry, put_bytes
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.services.segments.segments import encode_entry, put_bytes
+from batchyard.steps.create.create import BatchRequest, create_batch
 from batchyard.store import NewBatch
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.pages import block, replaced, words_of

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from prefect.settings import temporary_settings
 
-from batchyard.engine.stub import Fault, FaultKind
+from batchyard.engine.stub.stub import Fault, FaultKind
 from blocks import S3CredentialsBlock
 from tests.cli.conftest import Background, Terminal, chat_line
 from tests.cli.screen import drawn

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from batchyard.cli.serve import listening
+from batchyard.cli.operate.serve import listening
 from tests.api.conftest import LINE
 from tests.patience import PATIENCE
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.cli.stoppable import LeftUnfinished, run_stoppable
+from batchyard.cli.terminal.stoppable import LeftUnfinished, run_stoppable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ def test_after_a_second_signal_the_process_ends_without_waiting_for_its_threads(
     """Python itself would join those of `asyncio.to_thread`."""
     script = """
         import asyncio, signal, sys, time
-        from batchyard.cli.stoppable import LeftUnfinished, leave, run_stoppable
+        from batchyard.cli.terminal.stoppable import LeftUnfinished, leave, run_stoppable
 
         async def work():
             signal.raise_signal(signal.SIGINT)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.dispatch import RUN_BATCHES
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.hours import Hours, HoursWindow
-from batchyard.output_rules import OnInvalidOutput
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
+from batchyard.results.output_rules import OnInvalidOutput
+from batchyard.schedule.hours import Hours, HoursWindow
 from batchyard.services.places import places_of
 from batchyard.store import DeliveryKind, RunnerKind
 from tests.cli.conftest import Background, Ended, with_services, with_store

@@ -19,10 +19,10 @@ from cryptography.fernet import Fernet
 
 from batchyard import __version__
 from batchyard.cli import make_app
-from batchyard.cli.options import DEFAULT_PORT
+from batchyard.cli.terminal.options import DEFAULT_PORT
 from batchyard.settings import Settings, read_settings
 from batchyard.settings_sources import check_names
-from commands.deploy_file import read_deploy_file
+from commands.prefect.deploy_file import read_deploy_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

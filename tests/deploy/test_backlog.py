@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from batchyard.hours import Hours, HoursWindow, why_closed
+from batchyard.schedule.hours import Hours, HoursWindow, why_closed
 from batchyard.store import open_store
 from tests.contract.store.samples import MODEL, OVERDUE, USAGE, begun_batch, chunks_of
 from tests.deploy.tools import CHART, one, rendered

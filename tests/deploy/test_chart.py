@@ -15,11 +15,11 @@ from prefect.settings.legacy import _get_settings_fields
 from prefect.settings.models.root import Settings as PrefectSettings
 
 import batchyard
-from batchyard.api import health
+from batchyard.api.operators import health
 from batchyard.cli import make_app
 from batchyard.settings import Settings, read_settings
 from batchyard.settings_sources import OTHER_VARIABLES, PREFIX, _names
-from commands.deploy_file import read_deploy_file
+from commands.prefect.deploy_file import read_deploy_file
 from tests.deploy.tools import CHART, VALUES, one, pod_specs, refused, rendered, run_helm
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from batchyard.api.metrics import metrics_page
+from batchyard.api.operators.metrics import metrics_page
 from batchyard.lifecycle import BatchStatus
-from batchyard.metric_families import FAMILIES
+from batchyard.metrics.metric_families import FAMILIES
 from batchyard.store.figures import DURATIONS, Backlog, EndedBatches, Figures, OpenBatches
 from tests.deploy.tools import CHART, ROOT, one, rendered
 

@@ -60,7 +60,10 @@ def test_the_table_names_who_reads_what_runners_and_plans_need() -> None:
     """Also the command line: `batchyard run` plans and runs in its own process."""
     rows = [line.split("|") for line in MACHINES.splitlines() if line.startswith("| `")]
     readers = {row[1].strip(" `").lower(): [cell.strip() for cell in row[2:6]] for row in rows}
-    of_runner, of_plan = read_in("runner/run.py", "runner/chunk.py"), read_in("steps/prepare.py")
+    of_runner, of_plan = (
+        read_in("runner/run.py", "runner/chunk/chunk.py"),
+        read_in("steps/prepare/prepare.py"),
+    )
     assert {"order", "hang_seconds"} <= of_runner
     assert "chunk_requests" in of_plan
     # It has no idle runner: its own ends with the batch.

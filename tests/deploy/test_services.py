@@ -14,8 +14,8 @@ import yaml
 from prefect.settings import Settings
 
 from batchyard import settings
-from batchyard.cli.serve import _GRACE_SECONDS, _KEEP_ALIVE_SECONDS
-from commands.lean_prefect import LEAN_SERVER
+from batchyard.cli.operate.serve import _GRACE_SECONDS, _KEEP_ALIVE_SECONDS
+from commands.prefect.lean import LEAN_SERVER
 from commands.worker_process import _END_SECONDS
 from tests.deploy.test_chart import commands, known_variables
 from tests.deploy.tools import ROOT

@@ -23,7 +23,7 @@ from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from batchyard.engine.stub import StubEngine
+    from batchyard.engine.stub.stub import StubEngine
     from batchyard.store import BatchRecord
     from tests.deployed.conftest import Deployment
 

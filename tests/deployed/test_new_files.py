@@ -15,7 +15,7 @@ from prefect import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import S3CredentialsBlock
-from commands.prefect_objects import S3_BLOCK
+from commands.prefect.objects import S3_BLOCK
 from examples import s3_events, watch_prefix
 from tests.deployed.conftest import until
 from tests.pages import block, replaced

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.dispatch.run_states import STOPPED
 from batchyard.lifecycle import BatchStatus
-from batchyard.run_states import STOPPED
 from batchyard.store import RunnerKind
 from tests.deployed.conftest import executed_again, until
 from tests.services.ports import free_port

@@ -9,8 +9,8 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.plot import speed_plot
-from flows.run_history import Rate
+from flows.shown.plot import speed_plot
+from flows.shown.run_history import Rate
 from tests.services.chromium import running_chromium
 from tests.services.prefect import prefect_server
 

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from batchyard.control.reconcile import Watch, reconcile
 from batchyard.control.run_batches import BatchRunner
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import StoreError
-from batchyard.services.held_batches import HeldBatches
+from batchyard.services.leases.held_batches import HeldBatches
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from tests.hurry import hurried

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.storage.local import LocalStorage

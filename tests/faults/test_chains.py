@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.lifecycle import BatchStatus
 from tests.faults.site import lines
 

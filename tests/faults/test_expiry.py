@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import update
 
 from batchyard.control.reconcile import reconcile
-from batchyard.engine.stub import StubEngine
+from batchyard.database.clock import clock_seconds
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.clock import clock_seconds
+from batchyard.store.tables.batch import BATCHES
 from tests.faults.site import lines
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import StorageUnavailable, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.services import held_batches, patience
+from batchyard.services import patience
+from batchyard.services.leases import held_batches
 from batchyard.storage.local import LocalStorage
 from tests.faults.site import lines
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import ChunkStatus
 from tests.contract.store.samples import chunks_in

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.responses import ResponseStatus
-from batchyard.steps.accept_response import accept_response
+from batchyard.batch.responses import ResponseStatus
+from batchyard.steps.create.accept_response import accept_response
 from tests.contract.store.outbox_samples import endpoint
 from tests.faults.site import MODEL
 from tests.patience import PATIENCE

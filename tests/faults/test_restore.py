@@ -12,7 +12,7 @@ import pytest
 from batchyard.errors import OtherState, RecordNotFound
 from batchyard.files.retention import sweep_orphans
 from batchyard.lifecycle import BatchStatus
-from batchyard.services.storage_mark import accept_storage, write_mark
+from batchyard.services.restore.storage_mark import accept_storage, write_mark
 from tests.faults.site import lines, open_site
 from tests.services.postgres import _binaries, postgres_for_session
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
 from tests.faults.site import lines
 

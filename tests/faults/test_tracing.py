@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard import tracing
-from batchyard.batch_options import DeliveryKind
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.stub import StubEngine
+from batchyard.batch.batch_options import DeliveryKind
+from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.locations.local_file import LocalFile
+from batchyard.logs import tracing
+from batchyard.steps.create.create import BatchRequest, create_batch
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.faults.site import MODEL, Asked, Site, lines, open_site
 from tests.patience import PATIENCE

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.stop_batch import stop_failed
-from batchyard.steps.collect import collect_results
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.publish import publish_results
+from batchyard.steps.collect.collect import collect_results
+from batchyard.steps.collect.publish import publish_results
+from batchyard.steps.fetch.fetch import fetch_input
 from batchyard.store import ChunkLease
 from tests.contract.store.samples import chunks_in
 from tests.faults.site import lines, open_site

@@ -22,7 +22,7 @@ from cryptography.fernet import Fernet
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.services import Services, open_services

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from batchyard.services.storage_mark import write_mark
+from batchyard.services.restore.storage_mark import write_mark
 from tests.faults import newer
 from tests.fleet.fleet import APIS, CONTROLS, DATABASE, in_thread
 from tests.services.postgres import _binaries

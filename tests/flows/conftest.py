@@ -12,11 +12,11 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.locations.local_file import LocalFile
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
 from tests.hurry import hurried
 from tests.services.prefect import prefect_server
 

@@ -14,8 +14,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
 
 from commands.prefect_worker.worker import BatchyardWorker
-from flows.batch_flow_run import End, FlowRuns
-from flows.prefect_client import get_client, shared_client
+from flows.process.batch_flow_run import End, FlowRuns
+from flows.process.prefect_client import get_client, shared_client
 from flows.process_batch import process_batch
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import get_client
 
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.locations.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
 from examples import chain_by_events
 from flows.process_batch import process_batch
 from flows.submit_batch import submit_batch

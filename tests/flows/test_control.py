@@ -10,7 +10,7 @@ import pytest
 
 from batchyard.services.services import Services, open_services
 from batchyard.settings import Settings
-from flows import control
+from flows.process import control
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from batchyard.dispatch import PrefectApi, block_name
 from batchyard.engine.base import LivePromise
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.sharing.objective import Objective
-from batchyard.engine.vllm import VllmEngine
+from batchyard.engine.objective import Objective
+from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.vllm.vllm import VllmEngine
 from batchyard.errors import ModelNotFound, SettingsError
-from batchyard.hours import ALWAYS, Hours, HoursWindow
+from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
 from batchyard.settings import Settings, read_settings
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
-from flows.worker import engine_from_block, hours_from_block
+from flows.process.worker import engine_from_block, hours_from_block
 from tests.pages import block
 
 if TYPE_CHECKING:

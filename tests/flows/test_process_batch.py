@@ -21,21 +21,21 @@ from prefect.client.schemas.filters import (
 )
 from prefect.exceptions import PrefectException
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.hours import ALWAYS, Hours
+from batchyard.dispatch.run_states import UNPUBLISHED
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.run_states import UNPUBLISHED
+from batchyard.locations.local_file import LocalFile
 from batchyard.runner import hours_watch
+from batchyard.schedule.hours import ALWAYS, Hours
 from batchyard.services.keys import plan_key
 from batchyard.services.services import as_current
-from batchyard.steps.collect import collect_results
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.publish import publish_results
-from batchyard.storage.local_file import LocalFile
+from batchyard.steps.collect.collect import collect_results
+from batchyard.steps.collect.publish import publish_results
+from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.fetch.fetch import fetch_input
 from batchyard.store import ChunkStatus, Quota
 from flows import run_chunks
-from flows.cancel import cancel_its_batch
+from flows.process.cancel import cancel_its_batch
 from flows.process_batch import process_batch
 from flows.submit_batch import submit_batch
 from tests.contract.store.samples import chunks_in

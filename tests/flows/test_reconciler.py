@@ -10,8 +10,8 @@ import pytest
 
 from batchyard.dispatch import RECONCILE, RECONCILER_LEASE, RUN_BATCHES
 from batchyard.errors import DispatchFailed
+from batchyard.services.restore.storage_mark import stored_mark
 from batchyard.services.services import Services, open_services
-from batchyard.services.storage_mark import stored_mark
 from batchyard.settings import Settings
 from flows import reconcile
 from flows.reconcile import Reconciler
@@ -104,7 +104,7 @@ async def test_the_mark_in_the_object_store_is_kept(
     services: Services, api: PrefectApi, prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it, nobody could tell a database that was restored from a backup."""
-    monkeypatch.setattr("batchyard.services.storage_mark._SECONDS", 0.1)
+    monkeypatch.setattr("batchyard.services.restore.storage_mark._SECONDS", 0.1)
 
     async def is_kept() -> bool:
         found = await stored_mark(services)

@@ -15,7 +15,7 @@ from batchyard.errors import DispatchFailed
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchLocations, DeliveryKind, DeliveryStatus, NewBatch
 from commands.foreground import run_to_end
-from commands.own_prefect import OwnPrefect
+from commands.prefect.own import OwnPrefect
 from flows.run_batches import run_batches
 from tests.flows.conftest import create, request_lines
 from tests.patience import PATIENCE

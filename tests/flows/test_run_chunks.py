@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import ModelNotFound, SettingsError
-from batchyard.hours import Hours, HoursWindow
-from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
+from batchyard.schedule.hours import Hours, HoursWindow
 from batchyard.services import services as services_module
 from batchyard.services.services import as_current, open_services
 from batchyard.settings import read_settings
 from batchyard.store import RunnerKind, open_store
+from flows.process.stop_signal import STOP
 from flows.run_chunks import run_chunks
-from flows.stop_signal import STOP
 
 if TYPE_CHECKING:
     from pathlib import Path

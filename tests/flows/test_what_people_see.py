@@ -25,13 +25,13 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Pending
 from prefect.utilities.schema_tools.validation import validate
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineStartFailed
 from batchyard.services.stop_batch import stop_failed
-from flows import progress, run_page
-from flows.prefect_client import shared_client
+from flows.process.prefect_client import shared_client
 from flows.process_batch import ProcessBatchRuns, process_batch
-from flows.run_page import is_made_up
+from flows.shown import progress, run_page
+from flows.shown.run_page import is_made_up
 from flows.submit_batch import submit_batch
 from tests.flows.conftest import create, request_lines
 from tests.flows.test_process_batch import artifacts_of
@@ -144,7 +144,7 @@ async def test_a_report_that_cannot_be_made_is_not_the_batchs_matter(
     async def fail(*_: object) -> str:
         raise ValueError("a prompt")
 
-    monkeypatch.setattr("flows.report._report", fail)
+    monkeypatch.setattr("flows.shown.report._report", fail)
     async with open_yard() as services:
         batch_id = await create(services, tmp_path, request_lines(3))
         state = await process_batch(batch_id, return_state=True)
@@ -270,7 +270,7 @@ async def test_nothing_that_prefect_does_not_take_fails_a_batch(
         raise httpx.ConnectError("Prefect is away")
 
     monkeypatch.setattr(run_page, "get_client", refuse)
-    monkeypatch.setattr("flows.artifacts.get_client", refuse)
+    monkeypatch.setattr("flows.shown.artifacts.get_client", refuse)
     monkeypatch.setattr(progress, "_FIRST_LOOK_SECONDS", 0.01)
     monkeypatch.setattr("tasks.task_run.emit_event", refuse)
     async with open_yard():
@@ -378,7 +378,7 @@ async def test_the_log_tells_the_batchs_life(
     async with open_yard() as services:
         batch_id = await create(services, tmp_path, request_lines(25))
         await process_batch(batch_id, return_state=True)
-    lines = [r.getMessage() for r in caplog.records if r.name == "batchyard.services.story"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "batchyard.services.story.story"]
     assert [line.split()[0] for line in lines] == [
         "batch.began",
         "batch.fetched",

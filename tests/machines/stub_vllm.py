@@ -25,8 +25,8 @@ import uvicorn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from batchyard.engine.base import EngineRequest
-from batchyard.engine.stub import StubEngine
-from batchyard.engine.stub_answers import ANSWERS
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.engine.stub.stub_answers import ANSWERS
 from tests.machines.stub_events import events_of
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from alembic.script import ScriptDirectory
 from typer.testing import CliRunner
 
 from batchyard.cli import make_app
+from batchyard.database.database import Database
+from batchyard.database.migrate import migrations_config, oldest_code
+from batchyard.database.table_version import write_oldest_code
 from batchyard.errors import OtherTables, StoreUnavailable, TablesInUse
 from batchyard.store import PATIENCE_SECONDS, RunnerKind, open_store, upgrade
-from batchyard.store.database import Database
-from batchyard.store.migrate import migrations_config, oldest_code
 from batchyard.store.schema import _our_revisions
-from batchyard.store.table_version import write_oldest_code
 from tests.contract.store.samples import new_batch
 from tests.migrations.test_schema import _migrated_to
 from tests.patience import PATIENCE
@@ -126,7 +126,7 @@ async def test_a_migration_that_only_adds_waits_for_nobody(
     await _change(empty_url, oldest=_our_revisions()[0])
     schema = importlib.import_module("batchyard.store.schema")
     monkeypatch.setattr(schema, "_our_revisions", lambda: ("99999", NEXT))
-    monkeypatch.setattr("batchyard.store.migrate.run_migrations", lambda _: None)
+    monkeypatch.setattr("batchyard.database.migrate.run_migrations", lambda _: None)
     assert await upgrade(empty_url, patience_seconds=10, unused_for_seconds=60) == "99999"
 
 
@@ -161,7 +161,7 @@ def test_the_command_waits_for_older_processes_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATCHYARD_HOME", str(tmp_path))
-    command = importlib.import_module("batchyard.cli.migrate")
+    command = importlib.import_module("batchyard.cli.operate.migrate")
     outcomes: list[Any] = [TablesInUse("1 process"), StoreUnavailable("away"), "0012"]
     asked = []
 

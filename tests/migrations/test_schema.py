@@ -16,11 +16,11 @@ from alembic.script import ScriptDirectory
 from cryptography.fernet import Fernet
 from sqlalchemy import inspect, text
 
+from batchyard.database.columns import Row
+from batchyard.database.database import Database
+from batchyard.database.migrate import migrations_config
 from batchyard.errors import StoreError
 from batchyard.store import BatchLocations, DeliveryKind, new_sealing_key, open_store
-from batchyard.store.columns import Row
-from batchyard.store.database import Database
-from batchyard.store.migrate import migrations_config
 from batchyard.store.schema import _our_revisions
 from tests.contract.store.samples import new_batch
 

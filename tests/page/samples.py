@@ -9,13 +9,13 @@ from sqlalchemy import insert, update
 
 from batchyard.batch_error import BatchError
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import NoAnswerCode, answered, unanswered
+from batchyard.results.results import NoAnswerCode, answered, unanswered
 from batchyard.services.keys import chunk_prefix, file_key
-from batchyard.services.segments import encode_entry, put_bytes
+from batchyard.services.segments.segments import encode_entry, put_bytes
 from batchyard.store import EngineLoad, NewChunk, NewFile, RunnerKind
 from batchyard.store.batch.history import POINTS
-from batchyard.store.batch.rows import BATCHES
 from batchyard.store.runner.runners import RunnerRow
+from batchyard.store.tables.batch import BATCHES
 from batchyard.wire import BatchUsage, InputTokensDetails, RequestCounts, new_file_id
 from tests.contract.store.samples import batch_in, new_batch, rewrite
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from batchyard.batch_options import OnInvalid
+from batchyard.batch.batch_options import OnInvalid
 from batchyard.lifecycle import BatchStatus
 from tests.api.conftest import Api, served
 from tests.contract.store.samples import batch_in, begun_batch

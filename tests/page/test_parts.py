@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from batchyard.api.errors import ApiError
+from batchyard.api.http.errors import ApiError
+from batchyard.batch.prices import Price, Prices
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectTooLarge, RecordNotFound, StorageError, StorageUnavailable
 from batchyard.files.failures import find, grouped_refusals
-from batchyard.line_errors import ErrorCount
 from batchyard.page import static_files
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.charts import Charts, charts_of
@@ -28,11 +28,11 @@ from batchyard.page.new_batch import estimate_of, first_url, windows_of
 from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, line_count, percent, short_duration, size
-from batchyard.prices import Price, Prices
-from batchyard.results import NoAnswerCode, answered, refused, unanswered
-from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
+from batchyard.results.line_errors import ErrorCount
+from batchyard.results.results import NoAnswerCode, answered, refused, unanswered
+from batchyard.runner.meters.load_meter import SLOT_SECONDS, LoadMeter
 from batchyard.services.keys import chunk_prefix
-from batchyard.services.segments import encode_entry, put_bytes
+from batchyard.services.segments.segments import encode_entry, put_bytes
 from batchyard.settings import LimitSettings, read_settings
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.lean_prefect import LEAN_SERVER
+from commands.prefect.lean import LEAN_SERVER
 from commands.prefect_worker import PREFECT_WORKER
 from tests.patience import PATIENCE
 from tests.services.ports import free_port

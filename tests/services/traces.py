@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from batchyard import tracing
+from batchyard.logs import tracing
 from tests.patience import PATIENCE
 from tests.services.receiver import running_receiver
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.locations.location import parse_location
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
-from batchyard.storage.location import parse_location
+from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.fetch.fetch import fetch_input
 from tests.hurry import hurried
 from tests.lifecycle import prepare_batch, run_chunks, take_to_its_end
 from tests.patience import PATIENCE

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from batchyard.errors import StoreUnavailable
-from batchyard.services import renewal
+from batchyard.services.leases import renewal
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

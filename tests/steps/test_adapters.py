@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.body_patch import BodyPatch
-from batchyard.engine.stub import StubEngine
+from batchyard.batch.responses import ResponseStatus
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import DispatchFailed, WindowUnattainable
-from batchyard.hours import Hours, HoursWindow
-from batchyard.offer import UNKNOWN, Offer
-from batchyard.responses import ResponseStatus
+from batchyard.lines.body_patch import BodyPatch
+from batchyard.lines.offer import UNKNOWN, Offer
 from batchyard.runner.run import Runner
-from batchyard.steps.retry import retry_batch
-from batchyard.steps.retry_lines import LineChoice
+from batchyard.schedule.hours import Hours, HoursWindow
+from batchyard.steps.retry.retry import retry_batch
+from batchyard.steps.retry.retry_lines import LineChoice
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
 from tests.patience import PATIENCE

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import EngineLost
-from batchyard.runner import attachments
-from batchyard.runner.admission import Admission, AdmissionQueue
-from batchyard.runner.attachments import MAX_FILE_BYTES, Attachments
-from batchyard.runner.file_room import ROOM_BYTES, FileRoom
-from batchyard.runner.window import Window
-from batchyard.runner.window_request import WindowRequest
+from batchyard.locations.web import WebAccess
+from batchyard.runner.chunk import attachments
+from batchyard.runner.chunk.attachments import MAX_FILE_BYTES, Attachments
+from batchyard.runner.window.admission import Admission, AdmissionQueue
+from batchyard.runner.window.file_room import ROOM_BYTES, FileRoom
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
+from batchyard.schedule.turns import BACKGROUND_URGENCY, Standing
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.web import WebAccess
-from batchyard.turns import BACKGROUND_URGENCY, Standing
 from tests.patience import PATIENCE
 from tests.unit.storage.web_server import gives, running_web_server, says
 from tests.unit.test_admission import lease_of
@@ -27,7 +27,7 @@ from tests.unit.test_admission import lease_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.results import ResultLine
+    from batchyard.results.results import ResultLine
     from tests.unit.storage.web_server import WebServer
 
 AUDIO = "/v1/audio/transcriptions"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import update
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import QuotaExceeded
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.forecast import update_forecasts
-from batchyard.store.chunk.rows import CHUNKS
+from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.steps.forecast.forecast import update_forecasts
+from batchyard.store.tables.chunk import CHUNKS
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import prepare_batch, run_chunks
 from tests.patience import PATIENCE

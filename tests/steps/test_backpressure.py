@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import StorageFull
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import backpressure, flusher
-from batchyard.runner.backpressure import Backpressure
+from batchyard.runner.chunk import backpressure, flusher
+from batchyard.runner.chunk.backpressure import Backpressure
 from batchyard.runner.run import Runner
 from batchyard.services import patience
 from batchyard.storage.local import LocalStorage

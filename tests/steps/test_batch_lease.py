@@ -21,16 +21,16 @@ from batchyard.errors import (
     StoreAccessDenied,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.several import Several
 from batchyard.services import patience
 from batchyard.services.keys import file_key
 from batchyard.services.patience import patiently
-from batchyard.services.storage_mark import write_mark
-from batchyard.services.wait_words import why_it_waits
-from batchyard.steps.fetch import fetch_input
+from batchyard.services.restore.storage_mark import write_mark
+from batchyard.services.story.wait_words import why_it_waits
+from batchyard.steps.fetch.fetch import fetch_input
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.local_file import LocalFile
 from batchyard.storage.memory import MemoryStorage
-from batchyard.storage.several import Several
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 from tests.steps.test_join import created, line, uploaded

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from batchyard.api.stages import stages_of
-from batchyard.chains import Stage
-from batchyard.control import chain_lines, chain_parts, chain_relay
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.api.batches.stages import stages_of
+from batchyard.batch.chains import Stage
+from batchyard.control.chains import chain_lines, chain_parts, chain_relay
+from batchyard.control.chains.renderer import Renderer
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import StorageUnavailable, StoreUnavailable
 from batchyard.files import retention
 from batchyard.files.cursor import CompletionCursor
 from batchyard.files.read_results import ResultsReader
 from batchyard.files.retention import Expired, expire_files, sweep_orphans
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.lines import embedding_inputs
-from batchyard.results import answered
+from batchyard.lines.lines import embedding_inputs
+from batchyard.results.results import answered
 from batchyard.services.keys import segment_key, segments_prefix
-from batchyard.services.renderer import Renderer
-from batchyard.services.segments import encode_entry, put_bytes, read_object
-from batchyard.steps import collect
-from batchyard.steps.collect import DAMAGED
-from batchyard.steps.retry import retry_batch
+from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
+from batchyard.steps.collect import collect
+from batchyard.steps.collect.collect import DAMAGED
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.store import Chains
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.tables.batch import BATCHES
 from tests.faults import actor
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import CHAT, Yard, chat_line, until
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.lines.templates import BodyNotMade
     from batchyard.storage.base import Storage
     from batchyard.store import BatchRecord
-    from batchyard.templates import BodyNotMade
 
 JUDGE = Stage(
     CHAT,

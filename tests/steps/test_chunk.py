@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.base import NO_TRAITS
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
-from batchyard.lengths import LengthHistory
-from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
-from batchyard.runner import finished_lines as finished_lines_module
-from batchyard.runner.admission import Admission, AdmissionQueue
-from batchyard.runner.backpressure import Backpressure
-from batchyard.runner.batch_traits import BatchFacts
-from batchyard.runner.chunk import ChunkRun
-from batchyard.runner.copies import Copies
-from batchyard.runner.finished_lines import FinishedLines
-from batchyard.runner.flusher import Flusher
-from batchyard.runner.learning import BatchLengths, TenantLengths
+from batchyard.plan.lengths import LengthHistory
+from batchyard.results.results import NoAnswerCode, Outcome, answered, unanswered
+from batchyard.runner.chunk import finished_lines as finished_lines_module
+from batchyard.runner.chunk.backpressure import Backpressure
+from batchyard.runner.chunk.batch_traits import BatchFacts
+from batchyard.runner.chunk.chunk import ChunkRun
+from batchyard.runner.chunk.copies import Copies
+from batchyard.runner.chunk.finished_lines import FinishedLines
+from batchyard.runner.chunk.flusher import Flusher
+from batchyard.runner.meters.learning import BatchLengths, TenantLengths
 from batchyard.runner.run import Runner
-from batchyard.runner.window import Window
+from batchyard.runner.window.admission import Admission, AdmissionQueue
+from batchyard.runner.window.window import Window
 from batchyard.services import patience
 from batchyard.services.keys import chunk_prefix, file_key, plan_key, segment_key
-from batchyard.services.segments import encode_entry, finished_lines, put_bytes, read_object
+from batchyard.services.segments.segments import (
+    encode_entry,
+    finished_lines,
+    put_bytes,
+    read_object,
+)
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkAction
 from tests.lifecycle import run_chunks

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import InputRefused
 from batchyard.lifecycle import BatchStatus
 from batchyard.settings import BodySettings
-from batchyard.steps.retry import retry_batch
+from batchyard.steps.retry.retry import retry_batch
 from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import pytest
 
 from batchyard.errors import EngineStartFailed
 from batchyard.lifecycle import BatchStatus
-from batchyard.line_errors import count_words
-from batchyard.results import NoAnswerCode, answered, unanswered
+from batchyard.results.line_errors import count_words
+from batchyard.results.results import NoAnswerCode, answered, unanswered
 from batchyard.services.keys import file_key, segment_key, stage_prefix
-from batchyard.services.segments import decode_entries, encode_entry, put_bytes
+from batchyard.services.segments.segments import decode_entries, encode_entry, put_bytes
 from batchyard.services.stop_batch import stop_failed
-from batchyard.steps import collect
-from batchyard.steps.collect import collect_results
-from batchyard.steps.publish import publish_results
+from batchyard.steps.collect import collect
+from batchyard.steps.collect.collect import collect_results
+from batchyard.steps.collect.publish import publish_results
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchyard.chains import Stage
-from batchyard.control import chain_parts
+from batchyard.batch.chains import Stage
+from batchyard.control.chains import chain_parts
 from batchyard.datasets import join, json_rows, process, tables
 from batchyard.datasets.files import literal_of, local_files, object_files
 from batchyard.datasets.jobs import (
@@ -29,7 +29,7 @@ from batchyard.datasets.jobs import (
     RenderJob,
 )
 from batchyard.delivery.redeliver import deliver_to
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
     DatasetRefused,
     InputRefused,
@@ -39,13 +39,13 @@ from batchyard.errors import (
 )
 from batchyard.files.delete import delete_file
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import answered
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.several import Several
+from batchyard.results.results import answered
 from batchyard.services.keys import file_key, rows_key
-from batchyard.steps import render
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.retry import retry_batch
-from batchyard.storage.local_file import LocalFile
-from batchyard.storage.several import Several
+from batchyard.steps.fetch import render
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.store import Quota
 from batchyard.wire import RequestCounts, result_file_id
 from tests.lifecycle import prepare_batch
@@ -405,7 +405,7 @@ async def test_one_call_that_never_ends_is_ended_by_the_kernel(yard: Yard) -> No
 async def test_a_clients_rows_have_so_much_time_altogether(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchyard.steps.render.CLIENTS_SECONDS", 2)
+    monkeypatch.setattr("batchyard.steps.fetch.render.CLIENTS_SECONDS", 2)
     with pytest.raises(InputRefused) as refused:
         await rendered(yard, write(yard, questions(9)), ENDLESS, public_urls=True)
     assert refused.value.entries[0].code == "template_limit"

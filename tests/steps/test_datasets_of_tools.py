@@ -26,7 +26,7 @@ from batchyard.datasets import process
 from batchyard.datasets.files import local_files
 from batchyard.datasets.jobs import ROWS_FILE, TABLE_FILE, JoinJob, RenderJob
 from batchyard.errors import DatasetRefused
-from batchyard.results import answered
+from batchyard.results.results import answered
 from tests.steps.conftest import CHAT
 
 if TYPE_CHECKING:

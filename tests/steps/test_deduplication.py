@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.plan.records import read_records
-from batchyard.results import answered, copied
-from batchyard.runner import flusher
+from batchyard.results.results import answered, copied
+from batchyard.runner.chunk import flusher
 from batchyard.services.keys import plan_key, segment_key, segments_prefix
-from batchyard.services.segments import encode_entry, put_bytes, read_object
-from batchyard.steps.retry import retry_batch
+from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.wire import to_json
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line

@@ -21,11 +21,11 @@ from batchyard.engine.prompt_counting.counter import (
     PromptCounter,
     counter_program,
 )
-from batchyard.engine.stub import StubEngine
-from batchyard.engine.vllm_options import EngineOptions
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.engine.vllm.vllm_options import EngineOptions
 from batchyard.errors import InputRefused, RequestRefused, SettingsError
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.fetch import fetch_input
+from batchyard.steps.fetch.fetch import fetch_input
 from batchyard.wire import RequestCounts
 from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT, require_vllm
 from tests.lifecycle import prepare_batch

@@ -20,13 +20,13 @@ from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.delivery.redeliver import ask_for_delivery
 from batchyard.errors import AccessDenied, TransitionConflict
 from batchyard.files.retention import expire_files
+from batchyard.locations.location import parse_location
+from batchyard.locations.web import WebAccess
 from batchyard.services import services
-from batchyard.services.storage_mark import mark_if_due
+from batchyard.services.restore.storage_mark import mark_if_due
 from batchyard.settings import SmtpSettings
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.location import parse_location
 from batchyard.storage.memory import MemoryStorage
-from batchyard.storage.web import WebAccess
 from batchyard.store import (
     BatchLocations,
     Deliveries,

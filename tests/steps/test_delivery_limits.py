@@ -12,7 +12,7 @@ import pytest
 from batchyard.batch_error import BatchError
 from batchyard.delivery.deliver import Deliverer
 from batchyard.delivery.redeliver import ask_for_delivery
-from batchyard.storage.location import parse_location
+from batchyard.locations.location import parse_location
 from batchyard.store import BatchLocations, DeliveryKind, NewBatch
 from tests.services.receiver import running_receiver
 from tests.steps.conftest import chat_line, until

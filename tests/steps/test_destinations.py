@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.cli.summary import describe
+from batchyard.cli.batches.summary import describe
 from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.delivery.redeliver import redirect
 from batchyard.errors import StorageFull, TransitionConflict
 from batchyard.lifecycle import BatchStatus
+from batchyard.locations.location import parse_location
+from batchyard.locations.web import WebAccess
 from batchyard.services import services
-from batchyard.steps import table
+from batchyard.steps.collect import table
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.location import parse_location
-from batchyard.storage.web import WebAccess
 from batchyard.wire import to_json
 from tests.services.receiver import Reply, running_receiver
 from tests.steps.conftest import chat_line
@@ -77,7 +77,7 @@ async def store_that_says(status: str, code: str) -> AsyncIterator[tuple[str, li
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of this machine count as stores that may be asked."""
-    monkeypatch.setattr("batchyard.storage.web_url.is_known_store", lambda _: True)
+    monkeypatch.setattr("batchyard.locations.web_url.is_known_store", lambda _: True)
 
 
 async def test_a_batch_whose_url_no_store_would_take_ends_before_anything_runs(
@@ -182,7 +182,7 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def probe(*_: Any, **__: Any) -> None:
         return
 
-    monkeypatch.setattr("batchyard.storage.web_url.probe_put", probe)
+    monkeypatch.setattr("batchyard.locations.web_url.probe_put", probe)
 
 
 async def test_a_url_that_expires_before_the_forecasts_end_is_a_warning(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.endpoints import ENDPOINTS
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.engine.stub_answers import ANSWERS, read_form
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub_answers import ANSWERS, read_form
 from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import attachments
+from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.runner.chunk import attachments
 from tests.steps.conftest import Yard, chat_line
 from tests.unit.storage.web_server import gives, running_web_server, says
 

@@ -9,13 +9,13 @@ import pytest
 
 from batchyard import intervals
 from batchyard.control.error_watch import stopped_by_errors
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import answered
+from batchyard.results.results import answered
 from batchyard.services.keys import segment_key
-from batchyard.services.segments import encode_entry, put_bytes
-from batchyard.steps.retry import retry_batch
+from batchyard.services.segments.segments import encode_entry, put_bytes
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.wire import BatchUsage
 from tests.patience import PATIENCE
 from tests.steps.conftest import chat_line

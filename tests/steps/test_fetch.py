@@ -8,9 +8,9 @@ import pytest
 
 from batchyard.errors import InputRefused, StorageError, TransitionConflict
 from batchyard.files.delete import delete_file
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.input_file import store_input
+from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.steps.fetch.input_file import store_input
 from batchyard.store import NewFile
 from tests.steps.conftest import Yard, chat_line
 

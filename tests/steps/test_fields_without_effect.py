@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from batchyard.cli.summary import describe, summarise
+from batchyard.cli.batches.summary import describe, summarise
 from batchyard.engine.base import EngineAnswer
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.retry import retry_batch
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.store.batch.effects import BatchEffects
 from tests.steps.conftest import CHAT, Yard, chat_line
 
 if TYPE_CHECKING:
-    from batchyard.body_fields import Routes
     from batchyard.engine.base import EngineRequest
+    from batchyard.lines.body_fields import Routes
     from batchyard.store import BatchRecord
 
 KNOWN = frozenset({"model", "messages", "max_tokens", "n"})

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import update
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import StoreUnavailable, WindowUnattainable
 from batchyard.lifecycle import BatchStatus
+from batchyard.locations.local_file import LocalFile
 from batchyard.runner import run
-from batchyard.runner.pace import Pace
+from batchyard.runner.meters.pace import Pace
 from batchyard.runner.registration import Registration
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.forecast import update_forecasts
-from batchyard.storage.local_file import LocalFile
+from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.forecast.forecast import update_forecasts
 from batchyard.store import RunnerKind
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.tables.batch import BATCHES
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 

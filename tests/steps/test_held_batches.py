@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import text
 
 from batchyard import intervals
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.metric_families import BATCHES_HELD, LEASES_LOST
-from batchyard.services.held_batches import HeldBatches
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.local_file import LocalFile
+from batchyard.locations.local_file import LocalFile
+from batchyard.metrics.metric_families import BATCHES_HELD, LEASES_LOST
+from batchyard.services.leases.held_batches import HeldBatches
+from batchyard.steps.create.create import BatchRequest, create_batch
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 from tests.steps.outages import Outage
@@ -147,13 +147,13 @@ async def test_a_batch_of_a_crashed_process_is_found_within_seconds(
     yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not at each of the four claims a second, each of which would read all batches."""
-    monkeypatch.setattr("batchyard.services.held_batches._EXPIRED_SECONDS", 3600.0)
+    monkeypatch.setattr("batchyard.services.leases.held_batches._EXPIRED_SECONDS", 3600.0)
     await claimed_by(yard, "crashed")
     async with HeldBatches(yard.services.store, yard.services.settings) as held:
         assert await held.claim(8) == []
         await run_out(yard)
         assert await held.claim(8) == []
-        monkeypatch.setattr("batchyard.services.held_batches._EXPIRED_SECONDS", 0.0)
+        monkeypatch.setattr("batchyard.services.leases.held_batches._EXPIRED_SECONDS", 0.0)
         assert await held.claim(8) == [batch_id]
 
 
@@ -227,7 +227,7 @@ async def test_after_an_outage_others_may_renew_their_batches_before_they_are_cl
     yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nobody had is claimed at once."""
-    monkeypatch.setattr("batchyard.services.held_batches._EXPIRED_SECONDS", 0.0)
+    monkeypatch.setattr("batchyard.services.leases.held_batches._EXPIRED_SECONDS", 0.0)
     outage = Outage(yard, monkeypatch)
     assert await claimed_by(yard, "other") == 1
     async with HeldBatches(yard.services.store, yard.services.settings) as held:

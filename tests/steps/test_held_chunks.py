@@ -6,10 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from batchyard.runner.counts import RunnerCounts
-from batchyard.runner.held_chunks import HeldChunks
-from batchyard.runner.retry_policy import RetryPolicy
-from batchyard.runner.returns import Returns
+from batchyard.runner.claims.held_chunks import HeldChunks
+from batchyard.runner.claims.returns import Returns
+from batchyard.runner.window.counts import RunnerCounts
+from batchyard.runner.window.retry_policy import RetryPolicy
 from batchyard.store import LeaseKey
 from tests.patience import PATIENCE
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import DispatchFailed, WindowUnattainable
-from batchyard.hours import ALWAYS, Hours, HoursWindow
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner import hours_watch
 from batchyard.runner.hours_watch import HoursOver, check_hours, until_open
 from batchyard.runner.run import Runner
-from batchyard.steps.forecast import late_hours, update_forecasts
+from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
+from batchyard.steps.forecast.forecast import late_hours, update_forecasts
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
 from tests.patience import PATIENCE

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.runner import inputs as module
-from batchyard.runner.batch_traits import TraitsOfBatches
-from batchyard.runner.inputs import KEPT_SECONDS, Inputs
+from batchyard.runner.chunk.batch_traits import TraitsOfBatches
+from batchyard.runner.claims import inputs as module
+from batchyard.runner.claims.inputs import KEPT_SECONDS, Inputs
 from batchyard.services.keys import file_key
-from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.create.create import BatchRequest, create_batch
 from batchyard.storage.memory import MemoryStorage
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line, until
@@ -160,7 +160,7 @@ async def test_of_many_batches_the_latest_are_remembered(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A runner may live for months."""
-    monkeypatch.setattr("batchyard.runner.batch_traits._MOST_BATCHES", 2)
+    monkeypatch.setattr("batchyard.runner.chunk.batch_traits._MOST_BATCHES", 2)
 
     async def nothing(_: object) -> None:
         pass

@@ -10,17 +10,17 @@ import pytest
 
 from batchyard import intervals
 from batchyard.engine.base import EngineAnswer
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.engine.stub_answers import answer_to
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub_answers import answer_to
 from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
-from batchyard.metric_families import RETRIES
-from batchyard.output_rules import OnInvalidOutput
-from batchyard.results import unprocessed
-from batchyard.runner.output_retries import OutputRetries
-from batchyard.runner.window import Window
-from batchyard.runner.window_request import WindowRequest
-from batchyard.steps.retry import RetryCaller, accept_retry
+from batchyard.metrics.metric_families import RETRIES
+from batchyard.results.output_rules import OnInvalidOutput
+from batchyard.results.results import unprocessed
+from batchyard.runner.chunk.output_retries import OutputRetries
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
+from batchyard.steps.retry.retry import RetryCaller, accept_retry
 from tests.lifecycle import run_chunks
 from tests.patience import PATIENCE
 from tests.steps.conftest import CHAT, Yard, chat_line
@@ -28,7 +28,7 @@ from tests.steps.conftest import CHAT, Yard, chat_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchyard.results import ResultLine
+    from batchyard.results.results import ResultLine
     from batchyard.store import BatchRecord
 
 LONGER: dict[str, Any] = {"finish_reasons": ["length"], "set": {"max_tokens": 16}}

@@ -18,12 +18,12 @@ from batchyard.errors import (
 )
 from batchyard.files.delete import delete_file
 from batchyard.files.upload import FileUse, upload_file
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.retry import retry_batch
-from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import parse_location
-from batchyard.storage.several import Several
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.location import parse_location
+from batchyard.locations.several import Several
+from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.wire import RequestCounts
 from tests.lifecycle import prepare_batch
 from tests.steps.conftest import CHAT, Yard, chat_line

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import chunk, room
-from batchyard.runner.room import WindowRoom
+from batchyard.runner.chunk import chunk
 from batchyard.runner.run import Runner
+from batchyard.runner.window import room
+from batchyard.runner.window.room import WindowRoom
 from tests.steps.conftest import chat_line, until
 
 if TYPE_CHECKING:

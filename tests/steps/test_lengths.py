@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from batchyard.engine.base import EngineAnswer
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import learning
+from batchyard.runner.meters import learning
 from tests.lifecycle import run_chunks
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from batchyard.engine.base import LivePromise
+from batchyard.engine.live_answers import AnswerMeter
 from batchyard.errors import StoreUnavailable
-from batchyard.live_answers import AnswerMeter
-from batchyard.runner.live_counts import Outcome
-from batchyard.runner.live_server import LiveRequests
+from batchyard.runner.live.live_counts import Outcome
+from batchyard.runner.live.live_server import LiveRequests
 
 if TYPE_CHECKING:
     from tests.steps.conftest import Yard

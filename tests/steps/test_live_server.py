@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from batchyard.engine.base import LivePromise, LiveServer
-from batchyard.engine.stub import StubEngine
-from batchyard.runner import live_server
-from batchyard.runner.live_server import LiveRequests
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.runner.live import live_server
+from batchyard.runner.live.live_server import LiveRequests
 from batchyard.store import RunnerKind
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.run import Runner
 from tests.steps.conftest import chat_line, until

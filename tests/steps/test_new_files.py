@@ -15,11 +15,11 @@ import pytest
 
 from batchyard.errors import ObjectNotFound, RequestRefused
 from batchyard.lifecycle import BatchStatus
+from batchyard.locations.folder import LocalFolder
 from batchyard.services.places import places_of
-from batchyard.steps import new_files
-from batchyard.steps.create import BatchRequest
-from batchyard.steps.new_files import NewFiles, submit_new_files
-from batchyard.storage.folder import LocalFolder
+from batchyard.steps.create import new_files
+from batchyard.steps.create.create import BatchRequest
+from batchyard.steps.create.new_files import NewFiles, submit_new_files
 from batchyard.store import Quota
 from tests.steps.conftest import chat_line
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.storage.access import Access
+from batchyard.locations.access import Access
+from batchyard.locations.location import SCHEMES
 from batchyard.storage.file import read_file
-from batchyard.storage.location import SCHEMES
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

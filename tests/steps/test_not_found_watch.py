@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard import intervals
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import NoAnswerCode, answered, unanswered
-from batchyard.runner.not_found_watch import FIRST_ANSWERS, NotFoundWatch
-from batchyard.steps.retry import retry_batch
+from batchyard.results.results import NoAnswerCode, answered, unanswered
+from batchyard.runner.window.not_found_watch import FIRST_ANSWERS, NotFoundWatch
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.wire import BatchUsage
 from tests.patience import PATIENCE
 from tests.steps.conftest import chat_line

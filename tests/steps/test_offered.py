@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import ModelNotFound, RequestRefused
-from batchyard.steps.offered import check_offered
+from batchyard.steps.create.offered import check_offered
 from tests.contract.store.samples import chunks_in
 from tests.steps.conftest import CHAT, chat_line
 

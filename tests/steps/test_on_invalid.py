@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import InputRefused, LeaseLost, QuotaExceeded, RequestRefused
 from batchyard.files.cursor import parse_cursor
 from batchyard.files.read_results import ResultsReader
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.keys import chunk_prefix
-from batchyard.steps import refused_lines
-from batchyard.steps.collect import collect_results
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import preparing
-from batchyard.steps.retry import retry_batch
+from batchyard.steps.collect.collect import collect_results
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.steps.prepare import refused_lines
+from batchyard.steps.prepare.prepare import preparing
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.wire import RequestCounts
 from tests.lifecycle import prepare_batch, run_chunks
 from tests.steps.conftest import Yard, chat_line

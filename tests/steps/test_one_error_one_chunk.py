@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
     AccessDenied,
     EngineLost,
@@ -27,11 +27,13 @@ from batchyard.errors import (
     StoreUnavailable,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.runner import admission, backpressure, crashes, returns
+from batchyard.runner.chunk import backpressure
+from batchyard.runner.claims import returns
+from batchyard.runner.window import admission, crashes
 from batchyard.services import patience
-from batchyard.services.held_batches import HeldBatches
 from batchyard.services.keys import file_key, plan_key
-from batchyard.services.segments import put_bytes, read_object
+from batchyard.services.leases.held_batches import HeldBatches
+from batchyard.services.segments.segments import put_bytes, read_object
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkStatus
 from tests.contract.store.samples import chunks_in
@@ -44,9 +46,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
+    from batchyard.schedule.turns import Standing
     from batchyard.storage.base import StoredObject
     from batchyard.store import BatchRecord
-    from batchyard.turns import Standing
 
 SOON_SECONDS = 30.0
 

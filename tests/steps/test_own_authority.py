@@ -12,10 +12,10 @@ import pytest
 from batchyard.batch_error import BatchError
 from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.delivery.webhooks import send_test
+from batchyard.locations.location import parse_location
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.storage.bucket import S3Credentials
-from batchyard.storage.location import parse_location
 from batchyard.store import NewBatch
 from commands.engine_choice import EngineChoice
 from tests.services.receiver import Reply, running_receiver
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from batchyard.locations.access import Access
     from batchyard.services.services import Services
-    from batchyard.storage.access import Access
     from tests.services.receiver import Receiver
 
 

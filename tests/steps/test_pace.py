@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from batchyard.runner.pace import Pace
+from batchyard.runner.meters.pace import Pace
 
 
 @dataclass

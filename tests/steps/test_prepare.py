@@ -11,14 +11,14 @@ import pytest
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.run import Runner
-from batchyard.steps import input_reader
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import preparing
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.steps.prepare import input_reader
+from batchyard.steps.prepare.prepare import preparing
 from tests.lifecycle import prepare_batch
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
-    from batchyard.lines import RequestLine
+    from batchyard.lines.lines import RequestLine
 
 LINES = 2000
 

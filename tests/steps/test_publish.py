@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.batch_error import BatchError
+from batchyard.database.sealed import give_keys, new_sealing_key
 from batchyard.errors import EngineStartFailed, InputRefused, LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.services.segments import put_bytes
+from batchyard.services.segments.segments import put_bytes
 from batchyard.services.stop_batch import stop_failed
-from batchyard.steps import publish
-from batchyard.steps.collect import collect_results
-from batchyard.steps.publish import publish_results
+from batchyard.steps.collect import publish
+from batchyard.steps.collect.collect import collect_results
+from batchyard.steps.collect.publish import publish_results
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import Batches
-from batchyard.store.sealed import give_keys, new_sealing_key
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from batchyard.steps.collect import Collected
+    from batchyard.steps.collect.collect import Collected
     from batchyard.store import BatchRecord
 
 MODEL = "stub-model"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.batch_error import BatchError
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import RequestRefused
 from batchyard.files import known_lines, read_results
 from batchyard.files.cursor import CompletionCursor, Cursor, InputCursor, parse_cursor
@@ -19,9 +19,9 @@ from batchyard.files.found_lines import whole_lines
 from batchyard.files.read_results import BOTH, ResultsReader
 from batchyard.files.retention import expire_files
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import Outcome, answered
+from batchyard.results.results import Outcome, answered
 from batchyard.services.keys import file_key, segment_key, segments_prefix
-from batchyard.services.segments import encode_entry, put_bytes
+from batchyard.services.segments.segments import encode_entry, put_bytes
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ import pytest
 
 from batchyard.engine.prompt_counting.counter import CounterProgram
 from batchyard.errors import InputNotRead, StorageUnavailable
-from batchyard.lengths import LengthHistory
 from batchyard.lifecycle import BatchStatus
-from batchyard.lines import Rules
-from batchyard.steps import prepare, reader_process
-from batchyard.steps.deep_validation import DeepFindings
-from batchyard.steps.input_reader import Check, ReadingJob, WritePlan
-from batchyard.steps.reader_process import input_reader
+from batchyard.lines.lines import Rules
+from batchyard.plan.lengths import LengthHistory
+from batchyard.steps.prepare import prepare, reader_process
+from batchyard.steps.prepare.deep_validation import DeepFindings
+from batchyard.steps.prepare.input_reader import Check, ReadingJob, WritePlan
+from batchyard.steps.prepare.reader_process import input_reader
 from batchyard.wire import RequestCounts
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
@@ -30,8 +30,8 @@ from tests.steps.conftest import Yard, chat_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchyard.steps.input_reader import Validated
-    from batchyard.steps.reader_process import Reader
+    from batchyard.steps.prepare.input_reader import Validated
+    from batchyard.steps.prepare.reader_process import Reader
 
 ROOT = Path(__file__).parents[2]
 CHECK = Check(Rules(endpoint=None), None)

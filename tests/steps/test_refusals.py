@@ -17,16 +17,16 @@ import pytest
 from aiohttp import web
 
 from batchyard.engine.base import EngineAnswer, NoAnswer
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.metric_families import REFUSING
-from batchyard.runner import refusals
-from batchyard.runner.refusals import is_refusal
-from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.metrics.metric_families import REFUSING
 from batchyard.runner.run import Runner
-from batchyard.runner.window import Window
-from batchyard.runner.window_request import WindowRequest
+from batchyard.runner.window import refusals
+from batchyard.runner.window.refusals import is_refusal
+from batchyard.runner.window.retry_policy import RetryPolicy
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
 from batchyard.store import ChunkStatus
 from tests.contract.store.samples import chunks_in
 from tests.patience import PATIENCE
@@ -35,7 +35,7 @@ from tests.steps.conftest import Yard, chat_line, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from batchyard.results import ResultLine
+    from batchyard.results.results import ResultLine
     from batchyard.store import BatchRecord
 
 MODEL = "stub-model"

@@ -10,20 +10,20 @@ import pytest
 from aiohttp import web
 
 from batchyard.engine.base import EngineAnswer, EngineRequest
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import crashes, refusals
-from batchyard.runner.window import Window
-from batchyard.runner.window_request import WindowRequest
+from batchyard.runner.window import crashes, refusals
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.results import ResultLine
+    from batchyard.results.results import ResultLine
 
 SOON_SECONDS = 20.0
 MODEL = "stub-model"

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.batch.responses import ResponseStatus
 from batchyard.control import response_groups
 from batchyard.control.response_groups import ResponseGroups
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import ModelNotFound, RequestRefused, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.responses import ResponseStatus
-from batchyard.steps.accept_response import accept_response
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.retry import retry_batch
+from batchyard.steps.create.accept_response import accept_response
+from batchyard.steps.fetch.fetch import fetch_input
+from batchyard.steps.retry.retry import retry_batch
 from batchyard.store.response.responses import Responses
 from tests.lifecycle import prepare_batch, run_chunks
 from tests.patience import PATIENCE

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.results import Outcome, ResultLine
-from batchyard.services.segment_headers import decode_headers
-from batchyard.services.segments import decode_entries, encode_entry
-from batchyard.steps import result_lines
-from batchyard.steps.result_lines import ResultLines
+from batchyard.results.results import Outcome, ResultLine
+from batchyard.services.segments.segment_headers import decode_headers
+from batchyard.services.segments.segments import decode_entries, encode_entry
+from batchyard.steps.collect import result_lines
+from batchyard.steps.collect.result_lines import ResultLines
 from batchyard.wire import TokenUsage
 
 if TYPE_CHECKING:

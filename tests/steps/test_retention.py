@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import AccessDenied, RecordNotFound, StorageUnavailable
 from batchyard.files.retention import Expired, Swept, clean_up, expire_files, sweep_orphans
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.keys import MARK, file_key, part_key, plan_key, segment_key
-from batchyard.services.segments import put_bytes
-from batchyard.steps.collect import collect_results
-from batchyard.steps.publish import publish_results
+from batchyard.services.segments.segments import put_bytes
+from batchyard.steps.collect.collect import collect_results
+from batchyard.steps.collect.publish import publish_results
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import NewBatch, NewFile

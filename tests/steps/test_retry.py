@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.batch_error import BatchError
-from batchyard.body_patch import BodyPatch
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
     BatchyardError,
     EngineStartFailed,
@@ -24,13 +23,14 @@ from batchyard.errors import (
     StoreUnavailable,
 )
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import NoAnswerCode, answered, unanswered
+from batchyard.lines.body_patch import BodyPatch
+from batchyard.locations.local_file import LocalFile
+from batchyard.results.results import NoAnswerCode, answered, unanswered
 from batchyard.services.keys import file_key, segment_key
-from batchyard.services.segments import encode_entry, put_bytes, read_object
+from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
 from batchyard.services.stop_batch import stop_failed
-from batchyard.steps.retry import RetryCaller, retry_batch
+from batchyard.steps.retry.retry import RetryCaller, retry_batch
 from batchyard.storage.local import LocalStorage
-from batchyard.storage.local_file import LocalFile
 from batchyard.store import (
     Batches,
     BatchLocations,

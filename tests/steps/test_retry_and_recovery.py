@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.plan.planner import Planner
-from batchyard.results import answered
-from batchyard.runner import crashes
-from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.results.results import answered
 from batchyard.runner.run import Runner
-from batchyard.runner.window import Window
+from batchyard.runner.window import crashes
+from batchyard.runner.window.retry_policy import RetryPolicy
+from batchyard.runner.window.window import Window
 from batchyard.services.keys import segment_key
-from batchyard.services.segments import encode_entry, put_bytes
-from batchyard.steps import publish
+from batchyard.services.segments.segments import encode_entry, put_bytes
+from batchyard.steps.collect import publish
 from batchyard.store import ChunkStatus
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
@@ -265,7 +265,7 @@ async def test_an_owner_that_lost_its_lease_is_refused_and_duplicates_nothing(ya
 CRASHING_RUN = """
 import asyncio, sys
 from pathlib import Path
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.settings import read_settings
 from tests.lifecycle import run_chunks
 from batchyard.services.services import open_services

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.body_patch import BodyPatch
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import NoAnswerCode, answered, unanswered
-from batchyard.steps.retry import RetryCaller, accept_retry, retry_batch
-from batchyard.steps.retry_lines import LineChoice
+from batchyard.lines.body_patch import BodyPatch
+from batchyard.results.results import NoAnswerCode, answered, unanswered
+from batchyard.steps.retry.retry import RetryCaller, accept_retry, retry_batch
+from batchyard.steps.retry.retry_lines import LineChoice
 from batchyard.store import BatchOptions
 from tests.lifecycle import prepare_batch
 from tests.steps.conftest import CHAT, chat_line

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from batchyard import intervals
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.control import cut_off
 from batchyard.control.run_batches import BatchRunner
 from batchyard.errors import FlowRunNotMade, StoreUnavailable
-from batchyard.services.held_batches import HeldBatches
-from batchyard.services.work_places import WorkPlace
+from batchyard.services.leases.held_batches import HeldBatches
+from batchyard.services.leases.work_places import WorkPlace
 from batchyard.store import RunnerKind, RunnerStatus
 from batchyard.store.leases import SCHEDULER_LEASE
 from tests.lifecycle import run_chunks, take_to_its_end
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import pytest
 
     from batchyard.control.batch_lease import LeasedBatch
+    from batchyard.schedule.turns import Standing
     from batchyard.services.services import Services
     from batchyard.store import Store
-    from batchyard.turns import Standing
 
 
 async def serve(yard: Yard, take: Callable[[Services, str], Awaitable[object]]) -> int:

@@ -9,9 +9,9 @@ import pytest
 
 from batchyard import intervals
 from batchyard.control.reconcile import Watch, reconcile
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import EngineLost, StoreUnavailable
-from batchyard.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, REFUSING, WINDOW
+from batchyard.metrics.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, REFUSING, WINDOW
 from batchyard.runner.run import Runner
 from batchyard.services import patience
 from batchyard.store import ChunkStatus, RunnerKind

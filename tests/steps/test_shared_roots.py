@@ -12,14 +12,14 @@ import pytest
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.run import Runner
-from batchyard.store.batch.roots import BATCH_ROOTS
+from batchyard.store.tables.batch_roots import BATCH_ROOTS
 from tests.patience import PATIENCE
 from tests.steps.conftest import HeldEngine, Yard, chat_line
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.engine.stub import StubEngine
+    from batchyard.engine.stub.stub import StubEngine
 
 
 SOON_SECONDS = 60.0

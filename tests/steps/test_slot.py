@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard import machine
 from batchyard import settings as settings_module
 from batchyard.errors import LeaseLost
+from batchyard.processes import machine
 from batchyard.runner.slot import NoSlotFree, engine_slot
 from batchyard.store.leases import LEASES
 

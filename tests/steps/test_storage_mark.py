@@ -13,14 +13,14 @@ import pytest
 from batchyard.errors import OtherState, StorageUnavailable
 from batchyard.files.retention import count_unknown, expire_files, sweep_orphans
 from batchyard.services.keys import MARK, segment_key
-from batchyard.services.segments import put_bytes
-from batchyard.services.storage_mark import (
+from batchyard.services.restore.storage_mark import (
     accept_storage,
     keep_marking,
     mark_if_due,
     stored_mark,
     write_mark,
 )
+from batchyard.services.segments.segments import put_bytes
 from batchyard.store import Mark
 from batchyard.wire import new_batch_id
 from tests.patience import PATIENCE
@@ -136,7 +136,7 @@ async def test_an_object_store_that_is_away_raises_nothing(yard: Yard) -> None:
 async def test_marks_are_written_while_others_work(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchyard.services.storage_mark._SECONDS", 0.04)
+    monkeypatch.setattr("batchyard.services.restore.storage_mark._SECONDS", 0.04)
     async with keep_marking(yard.services), asyncio.timeout(PATIENCE * 10):
         while (found := await stored_mark(yard.services)) is None or found.number < 3:  # noqa: ASYNC110 - a file
             await asyncio.sleep(0.01)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from batchyard import intervals
 from batchyard.control.run_batches import BatchRunner
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.runner.run import Runner
-from batchyard.services.held_batches import HeldBatches
+from batchyard.services.leases.held_batches import HeldBatches
 from tests.lifecycle import take_to_its_end
 from tests.steps.conftest import Yard, chat_line, until
 

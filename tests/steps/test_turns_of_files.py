@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from tests.steps.conftest import Yard, until
 from tests.steps.test_turns import LARGE, SOON_SECONDS, ended, large_batch, serving
 

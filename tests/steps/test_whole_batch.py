@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.delivery.redeliver import deliver_to, redeliver
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import AccessDenied, ObjectNotFound, RequestRefused
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps import fetch
-from batchyard.storage.local_file import LocalFile
-from batchyard.storage.several import one_of
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.several import one_of
+from batchyard.steps.fetch import fetch
 from batchyard.wire import to_json
 from tests.steps.conftest import CHAT, Yard, chat_line
 

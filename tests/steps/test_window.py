@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.base import Abort
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.engine.warm import WarmEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.warm import WarmEngine
 from batchyard.errors import EngineLost
-from batchyard.metric_families import LINE_SECONDS, RESTARTS, RETRIES, SUM
-from batchyard.results import NoAnswerCode, Outcome
-from batchyard.runner import crashes
-from batchyard.runner.hang_watch import LOOKS, HangWatch
-from batchyard.runner.retry_policy import RetryPolicy
-from batchyard.runner.window import Window
-from batchyard.runner.window_request import WindowRequest
+from batchyard.metrics.metric_families import LINE_SECONDS, RESTARTS, RETRIES, SUM
+from batchyard.results.results import NoAnswerCode, Outcome
+from batchyard.runner.window import crashes
+from batchyard.runner.window.hang_watch import LOOKS, HangWatch
+from batchyard.runner.window.retry_policy import RetryPolicy
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
-    from batchyard.body_fields import Routes
     from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
-    from batchyard.metric_families import Family
-    from batchyard.results import ResultLine
+    from batchyard.lines.body_fields import Routes
+    from batchyard.metrics.metric_families import Family
+    from batchyard.results.results import ResultLine
 
 SOON_SECONDS = 20.0
 """For what should take milliseconds, on a machine that is busy."""
@@ -840,7 +840,7 @@ async def test_an_engine_that_dies_again_and_again_is_started_after_ever_longer_
             pauses.append(seconds)
             await asyncio.sleep(0)
 
-    monkeypatch.setattr("batchyard.runner.window.asyncio", Hurried())
+    monkeypatch.setattr("batchyard.runner.window.window.asyncio", Hurried())
     monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 1.0)
     monkeypatch.setattr(crashes, "_CRASHES_WITHOUT_ANSWER", 8)
     monkeypatch.setattr(crashes, "_STRIKES", 100)

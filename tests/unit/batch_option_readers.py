@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from batchyard import batch_options
-from batchyard.batch_options import BatchOption, DeliveryKind, Value
+from batchyard.batch import batch_options
+from batchyard.batch.batch_options import BatchOption, DeliveryKind, Value
 
 SONG = BatchOption(
     name="favourite_song",
@@ -41,7 +41,7 @@ def on_a_command_line(name: str) -> dict[str, Any]:
 
 
 def in_a_body() -> dict[str, Any]:
-    from batchyard.api.batch_body import CreateBatch  # noqa: PLC0415 - see above
+    from batchyard.api.batches.batch_body import CreateBatch  # noqa: PLC0415 - see above
 
     properties = CreateBatch.model_json_schema()["properties"]
     given = {SONG.name: "x", RECEIVER.name: "https://a.example"}

@@ -14,12 +14,12 @@ import tempfile
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from batchyard.endpoints import ENDPOINTS, Endpoint, Repeats
+from batchyard.lines.endpoints import ENDPOINTS, Endpoint, Repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchyard.lines import Validator
+    from batchyard.lines.lines import Validator
 
 NEW, OWN = "/v1/summaries", "/v1/songs"
 _ROWS = {
@@ -54,33 +54,33 @@ def _refused(validator: Validator, line: bytes) -> str | None:
 
 
 def validation_asks_for_its_fields() -> bool:
-    from batchyard.lines import Rules, Validator  # noqa: PLC0415 - see above
+    from batchyard.lines.lines import Rules, Validator  # noqa: PLC0415 - see above
 
     return _refused(Validator(Rules(None)), _line(input="x")) == "body.length"
 
 
 def validation_counts_its_inputs() -> bool:
-    from batchyard.lines import Limits, Rules, Validator  # noqa: PLC0415 - see above
+    from batchyard.lines.lines import Limits, Rules, Validator  # noqa: PLC0415 - see above
 
     strict = Validator(Rules(None, limits=Limits(max_embedding_inputs=1)))
     return _refused(strict, _line(input=["x", "y"], length=1)) == "body.input"
 
 
 def validation_checks_its_file_url() -> bool:
-    from batchyard.lines import Rules, Validator  # noqa: PLC0415 - see above
+    from batchyard.lines.lines import Rules, Validator  # noqa: PLC0415 - see above
 
     line = _line(input="x", length=1, file_url="ftp://example.com")
     return _refused(Validator(Rules(None)), line) == "body.file_url"
 
 
 def planning_renders_its_prompt() -> bool:
-    from batchyard.prompt import prompt_key  # noqa: PLC0415 - see above
+    from batchyard.lines.prompt import prompt_key  # noqa: PLC0415 - see above
 
     return prompt_key(NEW, {"input": "text", "length": "short"})[0].endswith(b"\0shorttext")
 
 
 def planning_expects_its_output() -> bool:
-    from batchyard.prompt import expected_output_tokens  # noqa: PLC0415 - see above
+    from batchyard.lines.prompt import expected_output_tokens  # noqa: PLC0415 - see above
 
     bound = {"max_tokens": 7}
     return (expected_output_tokens(NEW, bound), expected_output_tokens(OWN, bound)) == (7, 0)
@@ -93,13 +93,13 @@ def deduplication_shares_its_answers() -> bool:
 
 
 def forms_have_its_file() -> bool:
-    from batchyard.forms import AttachedFile, make_form  # noqa: PLC0415 - see above
+    from batchyard.lines.forms import AttachedFile, make_form  # noqa: PLC0415 - see above
 
     return b'name="attachment"' in make_form(NEW, {}, AttachedFile("a", "text/plain", b"")).body
 
 
 def the_runner_reads_its_lines() -> bool:
-    from batchyard.runner.line_reader import UnreadableLine, read_envelope  # noqa: PLC0415 - see above
+    from batchyard.runner.chunk.line_reader import UnreadableLine, read_envelope  # noqa: PLC0415 - see above
 
     line = _line()
     with tempfile.TemporaryFile() as file:
@@ -110,20 +110,20 @@ def the_runner_reads_its_lines() -> bool:
 
 
 def the_window_asks_whether_it_is_served() -> bool:
-    from batchyard.runner.missing_endpoints import missing_endpoints  # noqa: PLC0415 - see above
+    from batchyard.runner.window.missing_endpoints import missing_endpoints  # noqa: PLC0415 - see above
 
     return missing_endpoints({"/v1/chat/completions": None}) >= {NEW, OWN}
 
 
 def the_stub_answers_it() -> bool:
-    from batchyard.engine.stub_answers import answer_to  # noqa: PLC0415 - see above
+    from batchyard.engine.stub.stub_answers import answer_to  # noqa: PLC0415 - see above
 
     status, answer = answer_to({"m"}, NEW, _line()[_line().index(b'{"model') : -1])
     return (status, json.loads(answer)["model"]) == (200, "m")
 
 
 def the_stub_asks_for_the_form_of_a_file() -> bool:
-    from batchyard.engine.stub_answers import answer_to  # noqa: PLC0415 - see above
+    from batchyard.engine.stub.stub_answers import answer_to  # noqa: PLC0415 - see above
 
     return answer_to({"m"}, OWN, b'{"model": "m"}')[0] == 400
 
@@ -131,7 +131,7 @@ def the_stub_asks_for_the_form_of_a_file() -> bool:
 def a_batch_may_name_it() -> bool:
     """What is wrong with this one is found after its endpoint."""
     from batchyard.errors import RequestRefused  # noqa: PLC0415 - see above
-    from batchyard.steps.create import BatchRequest, accept_batch  # noqa: PLC0415 - see above
+    from batchyard.steps.create.create import BatchRequest, accept_batch  # noqa: PLC0415 - see above
 
     no_services: Any = None
     request = BatchRequest(endpoint=NEW, metadata={"": "x" * 1000}, input_file_id="file-1")
@@ -143,7 +143,7 @@ def a_batch_may_name_it() -> bool:
 
 
 def the_apis_description_lists_it() -> bool:
-    from batchyard.api.app import create_app  # noqa: PLC0415 - see above
+    from batchyard.server import create_app  # noqa: PLC0415 - see above
 
     return NEW in json.dumps(create_app().openapi())
 

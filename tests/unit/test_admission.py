@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.roots import Node, Roots
-from batchyard.runner import admission
-from batchyard.runner.admission import _ABSENT_SECONDS, Admission, AdmissionQueue
+from batchyard.plan.roots import Node, Roots
+from batchyard.runner.window import admission
+from batchyard.runner.window.admission import _ABSENT_SECONDS, Admission, AdmissionQueue
+from batchyard.schedule.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
 from batchyard.store import ChunkLease
-from batchyard.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

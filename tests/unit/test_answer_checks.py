@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchyard.answer_checks import (
+from batchyard.results.answer_checks import (
     MOST_SECONDS,
     SECONDS_AT_ONCE,
     SECONDS_OF_ANSWER,
@@ -123,7 +123,7 @@ NESTED = {
 
 
 def test_a_schema_that_would_take_forever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchyard.answer_checks.STEPS_OF_ALL", 1000)
+    monkeypatch.setattr("batchyard.results.answer_checks.STEPS_OF_ALL", 1000)
     schema = {"$ref": "#/$defs/a0", "$defs": NESTED | {"a40": {"type": "integer"}}}
     with pytest.raises(TooMuchToCheck):
         is_good(asking(schema), chat("1"))
@@ -144,7 +144,7 @@ def test_what_a_schema_looks_at_in_an_answer_counts(
     keyword: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred such keywords take a second for an answer with some thousand values."""
-    monkeypatch.setattr("batchyard.answer_checks.STEPS_OF_ALL", 100_000)
+    monkeypatch.setattr("batchyard.results.answer_checks.STEPS_OF_ALL", 100_000)
     answer: Any = {f"k{n}": 0 for n in range(4_000)}
     all_are_looked_at = "allOf"
     if "items" in keyword:

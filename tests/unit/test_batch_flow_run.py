@@ -15,8 +15,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, State
 
 from batchyard.errors import StoreUnavailable
-from flows import batch_flow_run
-from flows.batch_flow_run import End, FlowRuns
+from flows.process import batch_flow_run
+from flows.process.batch_flow_run import End, FlowRuns
 from flows.process_batch import process_batch
 from tests.patience import PATIENCE
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.batch_options import OPTIONS, as_fields, describe_parameters
+from batchyard.batch.batch_options import OPTIONS, as_fields, describe_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchyard.body_fields import FieldCounts, ignored_fields
+from batchyard.lines.body_fields import FieldCounts, ignored_fields
 
 CHAT = "/v1/chat/completions"
 

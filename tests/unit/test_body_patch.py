@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from batchyard.body_patch import MOST_PATHS, BodyPatch, parse_assignment
 from batchyard.errors import RequestRefused
+from batchyard.lines.body_patch import MOST_PATHS, BodyPatch, parse_assignment
 
 LINE = (
     b'{"custom_id": "a\\u0062", "body": {"model":"m", "n": 1.50, "stop":null,'

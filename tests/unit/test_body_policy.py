@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.body_policy import REFUSED_FIELDS, REFUSED_PARTS, BodyPolicy
 from batchyard.errors import InputRefused
-from batchyard.lines import Rules, Validator
+from batchyard.lines.body_policy import REFUSED_FIELDS, REFUSED_PARTS, BodyPolicy
+from batchyard.lines.lines import Rules, Validator
 
 if TYPE_CHECKING:
     from batchyard.batch_error import BatchError

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.cache import CacheShape, PrefixTree, SimulatedEngine, ceiling, prefix_tree, simulate
+from batchyard.plan.cache import (
+    CacheShape,
+    PrefixTree,
+    SimulatedEngine,
+    ceiling,
+    prefix_tree,
+    simulate,
+)
 
 if TYPE_CHECKING:
     import random

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from batchyard.chains import (
+from batchyard.batch.chains import (
     MAX_STAGES,
     Stage,
     check_stages,
@@ -16,8 +16,8 @@ from batchyard.chains import (
     variables_of,
 )
 from batchyard.errors import RequestRefused
-from batchyard.results import NoAnswerCode, answered, unanswered
-from batchyard.templates import BodyNotMade, write_frame
+from batchyard.lines.templates import BodyNotMade, write_frame
+from batchyard.results.results import NoAnswerCode, answered, unanswered
 
 FIRST = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model": "m", "n": 1}}'
 

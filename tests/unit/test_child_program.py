@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from batchyard.child_program import ChildProgram, inherited_environment
+from batchyard.processes.child_program import ChildProgram, inherited_environment
 from tests.patience import PATIENCE
 
 PRINTS_FOR_EVER = "import sys\nwhile True: sys.stdout.buffer.write(b'x' * 65536)"

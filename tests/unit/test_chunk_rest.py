@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchyard.lengths import LengthClass, LengthHistory
+from batchyard.plan.lengths import LengthClass, LengthHistory
 from batchyard.plan.records import RECORD, PlannedRequest
-from batchyard.runner.chunk_rest import ChunkRest
-from batchyard.runner.learning import BatchLengths, TenantLengths
-from batchyard.runner.seats import Seats
+from batchyard.runner.chunk.chunk_rest import ChunkRest
+from batchyard.runner.meters.learning import BatchLengths, TenantLengths
+from batchyard.runner.meters.seats import Seats
 
 CHAT = "/v1/chat/completions"
 SHORT, LONG = 1, 2

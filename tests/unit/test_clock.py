@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import ColumnElement, select
 
-from batchyard.store.clock import clock, clock_seconds
+from batchyard.database.clock import clock, clock_seconds
 
 
 @pytest.mark.parametrize("element", [clock(), clock_seconds()], ids=["clock", "clock_seconds"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchyard.deep_checks import context_refusals
+from batchyard.lines.deep_checks import context_refusals
 
 CHAT = "/v1/chat/completions"
 CONTEXT = 100

@@ -13,9 +13,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.errors import DispatchFailed
 from commands import deploy as deploy_command
-from commands import deployments, prefect_objects
 from commands.deploy import _deploy, deploy
-from commands.deploy_file import DeployFile
+from commands.prefect import deployments
+from commands.prefect import objects as prefect_objects
+from commands.prefect.deploy_file import DeployFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

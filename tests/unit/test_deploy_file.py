@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import SettingsError
-from batchyard.hours import Hours, HoursWindow
+from batchyard.schedule.hours import Hours, HoursWindow
 from blocks import RemoteEngineBlock, VllmEngineBlock
-from commands.deploy_file import DeployFile, read_deploy_file
+from commands.prefect.deploy_file import DeployFile, read_deploy_file
 from tests.pages import block
 
 if TYPE_CHECKING:

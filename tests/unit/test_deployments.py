@@ -11,7 +11,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.errors import DispatchFailed
-from commands.deployments import Wanted, deploy_unmet, wanted_deployments
+from commands.prefect.deployments import Wanted, deploy_unmet, wanted_deployments
 
 
 class EmptyServer:

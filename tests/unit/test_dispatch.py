@@ -26,9 +26,9 @@ from batchyard.dispatch import (
     scheduler,
     scheduler_lease,
 )
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.lifecycle import BatchStatus
-from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.settings import Settings
 from batchyard.store import (
     LiveEngine,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.endpoints import ENDPOINTS, LIVE, takes_form
-from batchyard.engine.stub_answers import ANSWERS
+from batchyard.engine.stub.stub_answers import ANSWERS
+from batchyard.lines.endpoints import ENDPOINTS, LIVE, takes_form
 from tests.unit.endpoint_readers import READERS
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchyard.error_threshold import ErrorThreshold
+from batchyard.batch.error_threshold import ErrorThreshold
 from batchyard.errors import RequestRefused
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.forecast import Capacity, OpenWork, forecast
-from batchyard.hours import Hours, HoursWindow
-from batchyard.turns import URGENCY_SECONDS, urgency
+from batchyard.schedule.forecast import Capacity, OpenWork, forecast
+from batchyard.schedule.hours import Hours, HoursWindow
+from batchyard.schedule.turns import URGENCY_SECONDS, urgency
 
 NOW = 1_800_000_000
 HOUR = 3600

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from commands.prefect_worker import fork_server, forked_run
-from flows.stop_signal import STOP
+from flows.process.stop_signal import STOP
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartParser
 
-from batchyard.forms import AttachedFile, is_file_url, make_form, named_by_url, read_data_url
+from batchyard.lines.forms import AttachedFile, is_file_url, make_form, named_by_url, read_data_url
 
 AUDIO = "/v1/audio/transcriptions"
 FILE = AttachedFile("a.wav", "audio/wav", b"RIFF\r\n--\x00\xff\r\n")

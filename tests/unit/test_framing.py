@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import BrokenLine, InputRefused
-from batchyard.framing import PhysicalLine, custom_id_of, parse_envelope, read_lines
-from batchyard.lines import RequestLine, Rules, Validator
+from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.lines.framing import PhysicalLine, custom_id_of, parse_envelope, read_lines
+from batchyard.lines.lines import RequestLine, Rules, Validator
+from batchyard.lines.prompt import expected_output_tokens, prompt_key
 from batchyard.plan.duplicates import answer_digest
-from batchyard.prompt import expected_output_tokens, prompt_key
 
 CHAT = "/v1/chat/completions"
 BODY = '{"model":"m","messages":[]}'

@@ -6,7 +6,7 @@ import contextlib
 import resource
 from typing import TYPE_CHECKING
 
-from batchyard.services.home import HomeWatch
+from batchyard.services.machine.home import HomeWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.hours import ALWAYS, Hours, HoursWindow, OpenTime, why_closed
+from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow, OpenTime, why_closed
 
 BERLIN = "Europe/Berlin"
 NEW_YORK = "America/New_York"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from batchyard.services.interruption import Interruption
+from batchyard.services.leases.interruption import Interruption
 from tests.patience import PATIENCE
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from docket import Docket, Worker
 
-from commands.lean_prefect import look_less_often
+from commands.prefect.lean import look_less_often
 
 
 def test_its_worker_looks_once_a_second_unless_it_is_told_otherwise() -> None:

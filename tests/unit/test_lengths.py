@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.lengths import (
+from batchyard.plan.length_classes import ClassCounter, hashed
+from batchyard.plan.lengths import (
     Expected,
     LengthClass,
     LengthHistory,
@@ -17,7 +18,6 @@ from batchyard.lengths import (
     bucket_of,
     expectation_of,
 )
-from batchyard.plan.length_classes import ClassCounter, hashed
 
 CHAT = "/v1/chat/completions"
 A, B = LengthClass(CHAT, "a" * 32, 9), LengthClass(CHAT, "b" * 32, 9)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from batchyard.line_errors import ErrorCount, ErrorCounter, count_words, error_of
-from batchyard.results import NoAnswerCode, answered, unanswered
+from batchyard.results.line_errors import ErrorCount, ErrorCounter, count_words, error_of
+from batchyard.results.results import NoAnswerCode, answered, unanswered
 
 SECRET = "Tell me about Alice's illness"
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.errors import InputRefused
-from batchyard.lines import Limits, RequestLine, Rules, Validator, embedding_inputs
-from batchyard.offer import Offer
+from batchyard.lines.lines import Limits, RequestLine, Rules, Validator, embedding_inputs
+from batchyard.lines.offer import Offer
 
 CHAT = "/v1/chat/completions"
 
@@ -252,7 +252,7 @@ def test_exactly_as_much_as_is_allowed_is_accepted() -> None:
 
 
 def test_two_custom_ids_with_the_same_hash_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchyard.lines._hash64", lambda _: 7)
+    monkeypatch.setattr("batchyard.lines.lines._hash64", lambda _: 7)
     assert len(validate(dumps(request("a"), request("b")))) == 2
     assert refusal(dumps(request("a"), request("b"), request("a"))) == [
         ("duplicate_custom_id", "custom_id", 3)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from batchyard import live_answers
-from batchyard.live_answers import AnswerMeter, asking_for_usage, hides_usage
+from batchyard.engine import live_answers
+from batchyard.engine.live_answers import AnswerMeter, asking_for_usage, hides_usage
 from batchyard.wire import NO_USAGE
 
 CHAT = "/v1/chat/completions"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.engine.base import EngineAnswer, EngineRequest, LivePromise
+from batchyard.engine.objective import Objective
 from batchyard.engine.sharing import controller as rules
-from batchyard.engine.sharing.objective import Objective
-from batchyard.engine.stub import StubEngine
-from batchyard.runner.live_share import LiveShare
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.runner.live.live_share import LiveShare
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_EVENTS = {
     "batchyard/logs/__init__.py",
     "batchyard/cli/__init__.py",  # keeps a library's messages off the terminal
-    "batchyard/cli/progress.py",  # shows the product's warnings on the terminal
+    "batchyard/cli/terminal/progress.py",  # shows the product's warnings on the terminal
     "commands/foreground.py",  # keeps libraries' warnings off the terminal
     "commands/prefect_worker/flow_run.py",  # removes the handlers that Prefect adds again
-    "flows/worker.py",  # sets the level
+    "flows/process/worker.py",  # sets the level
 }
 """The modules that may ask the standard library for a logger."""
 
@@ -113,7 +113,7 @@ logging.getLogger("library").warning("100 %s", "words")
 def test_events_of_flows_are_below_the_logger_that_prefect_hands_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    event_logger("flows.worker").warning("flow_run.uses")
+    event_logger("flows.process.worker").warning("flow_run.uses")
     assert caplog.records[0].name == "batchyard.flows.worker"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import SettingsError
-from batchyard.machine import this_machine
+from batchyard.processes.machine import this_machine
 from batchyard.settings import read_settings
 
 if TYPE_CHECKING:

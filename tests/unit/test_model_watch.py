@@ -6,7 +6,7 @@ import pytest
 
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_answers import FlowRun
-from batchyard.run_states import NO_ENGINE, PUT_OFF, STOPPED
+from batchyard.dispatch.run_states import NO_ENGINE, PUT_OFF, STOPPED
 from batchyard.store import ModelDemand, RunnerKind, RunnerRecord, RunnerStatus
 
 NOW = 1000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchyard.offer import ANYTHING, Offer, check_adapter_names, clashes
+from batchyard.lines.offer import ANYTHING, Offer, check_adapter_names, clashes
 
 
 def test_an_adapter_is_served_by_the_engine_of_its_model() -> None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.cli.prompt_counter import counter_of
+from batchyard.cli.batches.prompt_counter import counter_of
 from batchyard.dispatch import OfferedModels, block_name
-from batchyard.endpoints import IN_VLLM
 from batchyard.errors import ModelNotFound
+from batchyard.lines.endpoints import IN_VLLM
 from batchyard.settings import read_settings
-from batchyard.steps.deep_validation import NoCounter
-from batchyard.steps.offered import check_offered
+from batchyard.steps.create.offered import check_offered
+from batchyard.steps.prepare.deep_validation import NoCounter
 from tests.api import small_prefect
 
 if TYPE_CHECKING:

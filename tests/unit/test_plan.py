@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.lengths import LengthHistory, Lengths
-from batchyard.lines import RequestLine
+from batchyard.lines.lines import RequestLine
 from batchyard.plan.cutter import ChunkCutter, requests_of_a_chunk
+from batchyard.plan.lengths import LengthHistory, Lengths
 from batchyard.plan.planner import Planner, PlanSummary
 from batchyard.plan.records import BYTES_PER_TOKEN, RECORD, left_to_run, read_records
 

@@ -17,7 +17,7 @@ from prefect.settings import (
 )
 from prefect.settings.models.server.api import ServerAPISettings
 
-from flows.prefect_client import ask_as_we_do, client_settings, get_client, shared_client
+from flows.process.prefect_client import ask_as_we_do, client_settings, get_client, shared_client
 from tests.patience import PATIENCE
 from tests.services.tcp import server_that_fails_once
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchyard.prices import BILLION, NO_PRICES, Price, Prices, money
+from batchyard.batch.prices import BILLION, NO_PRICES, Price, Prices, money
 
 TOKENS = {"input_tokens": 1_000_000, "cached_tokens": 400_000, "output_tokens": 500_000}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from batchyard.endpoints import ENDPOINTS
-from batchyard.prompt import (
+from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.lines.prompt import (
     adapter_of,
     expected_output_tokens,
     output_limit,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from batchyard.runner.prompt_cost import PromptCost
+from batchyard.runner.meters.prompt_cost import PromptCost
 
 SEATS = 16
 TOKEN_SECONDS = 0.02

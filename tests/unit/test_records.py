@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from batchyard.database.columns import Record
 from batchyard.store import DeliveryRecord, NewBatch, RateRecord, WebhookEndpointRecord
-from batchyard.store.columns import Record
 
 RATE = {
     "model": "m",

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from batchyard.errors import LeaseLost, StoreUnavailable
-from batchyard.services import renewal
-from batchyard.services.renewal import Renewals, renewing
+from batchyard.services.leases import renewal
+from batchyard.services.leases.renewal import Renewals, renewing
 from tests.patience import PATIENCE
 
 

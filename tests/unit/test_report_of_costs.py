@@ -9,9 +9,9 @@ import pytest
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.wire import RequestCounts
-from flows.progress import _Watch
-from flows.report import _cost
-from flows.run_history import RunHistory
+from flows.shown.progress import _Watch
+from flows.shown.report import _cost
+from flows.shown.run_history import RunHistory
 
 
 @pytest.mark.parametrize(

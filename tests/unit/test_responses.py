@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from openai.types.responses import Response
 
-from batchyard.responses import (
+from batchyard.batch.responses import (
     ResponseEnd,
     ResponseError,
     ResponseStatus,
@@ -19,7 +19,7 @@ from batchyard.responses import (
     input_items,
     response_object,
 )
-from batchyard.results import NoAnswerCode, ResultLine, answered, unanswered
+from batchyard.results.results import NoAnswerCode, ResultLine, answered, unanswered
 
 BODY: dict[str, Any] = {
     "model": "m",

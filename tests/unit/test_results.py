@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.results import (
+from batchyard.results.results import (
     MAX_TOKENS,
     NoAnswerCode,
     Outcome,
@@ -22,13 +22,13 @@ from batchyard.results import (
     not_served,
     unanswered,
 )
-from batchyard.services.segments import decode_entries, encode_entry
+from batchyard.services.segments.segments import decode_entries, encode_entry
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from batchyard.results import ResultLine
+    from batchyard.results.results import ResultLine
 
 
 def test_a_good_answer_is_an_output_line_with_the_keys_in_order() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchyard.runner.room import WindowRoom, room_for_bodies, room_for_sequences
+from batchyard.runner.window.room import WindowRoom, room_for_bodies, room_for_sequences
 
 PART = 10
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.plan.planner import _common_prefix
-from batchyard.roots import MOST_NODES, NO_ROOTS, Roots, RootSampler
+from batchyard.plan.roots import MOST_NODES, NO_ROOTS, Roots, RootSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

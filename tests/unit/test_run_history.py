@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from batchyard.database.columns import usage_from
 from batchyard.store import ChunkSummary
-from batchyard.store.columns import usage_from
-from flows import run_history
-from flows.plot import speed_plot, svg
-from flows.report import _rate_words
-from flows.run_history import Rate, RunHistory
+from flows.shown import run_history
+from flows.shown.plot import speed_plot, svg
+from flows.shown.report import _rate_words
+from flows.shown.run_history import Rate, RunHistory
 
 
 class Clock:

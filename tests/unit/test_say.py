@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-from batchyard.cli.say import unbroken
+from batchyard.cli.terminal.say import unbroken
 
 
 def _open_as(stream: IO[str]) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.schedule import (
+from batchyard.schedule.schedule import (
     RUNNERS_PER_MODEL,
     ActiveRunner,
     Decision,

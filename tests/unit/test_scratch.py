@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from batchyard.services.scratch import Scratch, remove_left
+from batchyard.services.machine.scratch import Scratch, remove_left
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HOLD = """
 import sys
 from pathlib import Path
-from batchyard.services.scratch import Scratch
+from batchyard.services.machine.scratch import Scratch
 scratch = Scratch(Path(sys.argv[1]), sys.argv[2])
 (scratch.path / "input").write_bytes(bytes(1000))
 print("ready", flush=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from batchyard.runner.seats import Seats
+from batchyard.runner.meters.seats import Seats
 
 
 @dataclass(eq=False)

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from batchyard.endpoints import ENDPOINTS
-from batchyard.sequences import sequences_of
+from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.lines.sequences import sequences_of
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

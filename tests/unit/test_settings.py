@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.body_policy import BodyPolicy
 from batchyard.errors import SettingsError
+from batchyard.lines.body_policy import BodyPolicy
 from batchyard.settings import read_settings
 
 if TYPE_CHECKING:

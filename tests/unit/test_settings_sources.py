@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import SettingsError
-from batchyard.services.connections import connections, connections_line
+from batchyard.services.machine.connections import connections, connections_line
 from batchyard.settings import read_settings
 
 if TYPE_CHECKING:

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import SettingsError
-from batchyard.services import shared_database
-from batchyard.services.shared_database import check_shared_database, file_system_of, is_here
+from batchyard.services.machine import shared_database
+from batchyard.services.machine.shared_database import (
+    check_shared_database,
+    file_system_of,
+    is_here,
+)
 from batchyard.settings import Settings
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import StoreUnavailable
-from batchyard.runner import standstill
-from batchyard.runner.standstill import Standstill
+from batchyard.runner.claims import standstill
+from batchyard.runner.claims.standstill import Standstill
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

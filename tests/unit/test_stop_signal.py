@@ -12,7 +12,7 @@ import pytest
 
 from commands.prefect_worker.forked_run import catches
 from commands.worker_process import _children, _is_alive
-from flows.stop_signal import STOP, StopSignal
+from flows.process.stop_signal import STOP, StopSignal
 
 both_signals = pytest.mark.parametrize("number", [signal.SIGTERM, STOP])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchyard.runner.suspects import given_up_of, group_size_of, level_of, runs_alone
+from batchyard.runner.chunk.suspects import given_up_of, group_size_of, level_of, runs_alone
 from batchyard.store import ChunkLease
 
 

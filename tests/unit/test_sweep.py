@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.runner.sweep import Sweep
+from batchyard.runner.window.sweep import Sweep
 
 MOST = 12
 

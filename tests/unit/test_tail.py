@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.cache import CacheShape, prefix_tree, simulate
+from batchyard.plan.cache import CacheShape, prefix_tree, simulate
 from batchyard.plan.tail import kind_starts, longest_first, samples_first
 
 

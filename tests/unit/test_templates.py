@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.json_depth import MAX_DEPTH
-from batchyard.services import renderer as renderer_module
-from batchyard.services.renderer import Renderer
-from batchyard.templates import (
+from batchyard.control.chains import renderer as renderer_module
+from batchyard.control.chains.renderer import Renderer
+from batchyard.lines.json_depth import MAX_DEPTH
+from batchyard.lines.templates import (
     MAX_BODY_DEPTH,
     BodyNotMade,
     BodyTemplate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from batchyard.tenant_turns import TenantTurns
+from batchyard.processes.tenant_turns import TenantTurns
 
 
 class Work:

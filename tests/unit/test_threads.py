@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.threads import from_thread, in_executor, in_thread
+from batchyard.processes.threads import from_thread, in_executor, in_thread
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

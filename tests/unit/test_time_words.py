@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchyard.time_words import bare_moment, duration, moment, relative
+from batchyard.logs.time_words import bare_moment, duration, moment, relative
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opentelemetry.trace import INVALID_SPAN
 
-from batchyard.tracing import Span
+from batchyard.logs.tracing import Span
 
 
 def test_a_span_without_an_id_names_nothing_to_others() -> None:

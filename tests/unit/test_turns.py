@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.turns import SMALL_SHARE, Room, Standing, Turns
+from batchyard.schedule.turns import SMALL_SHARE, Room, Standing, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from sqlalchemy import text, update
 from batchyard.dispatch import PROCESS_BATCH
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import RunnerKind, RunnerStatus
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.tables.batch import BATCHES
 from tests.contract.store.samples import new_batch
 from tests.unit.test_dispatch import MODEL, RUN_CHUNKS, SILENT_SECONDS, SmallPrefect, bury
 from tests.unit.test_dispatch import api as api  # noqa: PLC0414 - a fixture

@@ -13,7 +13,7 @@ from batchyard.errors import (
     StorageUnavailable,
     StoreUnavailable,
 )
-from batchyard.services.wait_words import why_it_waits
+from batchyard.services.story.wait_words import why_it_waits
 
 
 @pytest.mark.parametrize(

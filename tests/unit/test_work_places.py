@@ -8,9 +8,9 @@ from collections import defaultdict
 
 import pytest
 
-from batchyard.services import work_places
-from batchyard.services.work_places import WorkPlace, WorkPlaces
-from batchyard.turns import Standing
+from batchyard.schedule.turns import Standing
+from batchyard.services.leases import work_places
+from batchyard.services.leases.work_places import WorkPlace, WorkPlaces
 from tests.patience import PATIENCE
 
 SMALL, LARGE = 2, 4

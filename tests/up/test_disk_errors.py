@@ -12,7 +12,7 @@ import openai
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub.stub import StubEngine
 from blocks import RemoteEngineBlock
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.services.disk_errors import Calls, DiskErrors

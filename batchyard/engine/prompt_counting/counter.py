@@ -18,13 +18,13 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
 
 import msgspec
 
-from batchyard.body_policy import Refusal
-from batchyard.engine.vllm_options import (
+from batchyard.engine.vllm.vllm_options import (
     CUDA_SMALL,
     EngineOptions,
     engine_environment,
     structured_backend,
 )
+from batchyard.lines.body_policy import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

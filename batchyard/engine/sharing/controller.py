@@ -19,7 +19,7 @@ from batchyard.engine.sharing.crowd import MEMORY_SECONDS, Crowd
 from batchyard.engine.sharing.share import Share
 
 if TYPE_CHECKING:
-    from batchyard.engine.sharing.objective import Objective
+    from batchyard.engine.objective import Objective
     from batchyard.engine.sharing.observation import Observation
 
 SHARE: Final = 4

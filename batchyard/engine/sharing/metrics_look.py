@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from batchyard.engine.progress_metrics import load_of
 from batchyard.engine.sharing.gate import LookFailed, NotObservable
+from batchyard.engine.sharing.progress_metrics import load_of
 from batchyard.engine.sharing.server_load import ServerLook
 from batchyard.logs import event_logger
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from batchyard.engine.sharing.observation import NONE, Latencies, Observation
 
 if TYPE_CHECKING:
-    from batchyard.engine.sharing.objective import Objective
+    from batchyard.engine.objective import Objective
 
 _MOST_REQUESTS: Final = 1e9
 """A server need not mean well: more is not believed, and never infinite."""

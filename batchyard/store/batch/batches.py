@@ -11,41 +11,41 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 from sqlalchemy import and_, select, update
 
+from batchyard.batch.prices import NO_PRICES
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.columns import usage_values
+from batchyard.database.leasing import renewed
 from batchyard.errors import IllegalTransition, RecordNotFound, TransitionConflict
 from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus, check_transition
-from batchyard.prices import NO_PRICES
-from batchyard.roots import NO_ROOTS
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.audit import note_action
+from batchyard.plan.roots import NO_ROOTS
 from batchyard.store.batch.moves import check_epoch, end_batch, insert_batch, move_batch
 from batchyard.store.batch.pages import LiveBatch, batch_not_found, load_batch, read_live, read_page
-from batchyard.store.batch.roots import insert_roots
-from batchyard.store.batch.rows import BATCHES, BatchRecord
-from batchyard.store.chunk.candidates import is_runnable
-from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, insert_chunks, summarise
-from batchyard.store.clock import clock
-from batchyard.store.columns import usage_values
 from batchyard.store.delivery.outbox import insert_file_deliveries
 from batchyard.store.file.files import insert_file
-from batchyard.store.leasing import renewed
+from batchyard.store.tables.audit import note_action
+from batchyard.store.tables.batch import BATCHES, BatchRecord
+from batchyard.store.tables.batch_roots import insert_roots
+from batchyard.store.tables.chunk import CHUNKS, IS_OPEN, insert_chunks, summarise
 from batchyard.store.tenant.idempotency import claim
 from batchyard.store.tenant.tenants import Quota, hold_pace, hold_quota
+from batchyard.store.turns.candidates import is_runnable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.batch.prices import Prices
     from batchyard.batch_error import BatchError
-    from batchyard.lengths import LengthClass
-    from batchyard.line_errors import ErrorCount
-    from batchyard.prices import Prices
-    from batchyard.roots import Roots
-    from batchyard.store.batch.rows import NewBatch
-    from batchyard.store.chunk.rows import NewChunk
-    from batchyard.store.database import Database
-    from batchyard.store.file.rows import NewFile
-    from batchyard.store.page import Page
+    from batchyard.database.database import Database
+    from batchyard.database.page import Page
+    from batchyard.plan.lengths import LengthClass
+    from batchyard.plan.roots import Roots
+    from batchyard.results.line_errors import ErrorCount
+    from batchyard.store.tables.batch import NewBatch
+    from batchyard.store.tables.chunk import NewChunk
+    from batchyard.store.tables.file import NewFile
     from batchyard.store.tenant.idempotency import IdempotencyKey
     from batchyard.wire import BatchUsage, RequestCounts
 

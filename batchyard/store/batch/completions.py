@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from sqlalchemy import BigInteger, LargeBinary, delete, exists, insert, or_, select
 from sqlmodel import Field
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.columns import Record, Row
 from batchyard.lifecycle import TERMINAL
-from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.pages import batch_not_found
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.columns import Record, Row
-from batchyard.store.file.rows import FILES
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.file import FILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

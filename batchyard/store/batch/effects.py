@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from sqlalchemy import update
 
-from batchyard.store.aggregate import Aggregate, writes
+from batchyard.database.aggregate import Aggregate, writes
 from batchyard.store.batch.pages import lock_batch
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.tables.batch import BATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.batch.options import BatchOptions
+    from batchyard.store.tables.batch_options import BatchOptions
 
 
 class BatchEffects(Aggregate):

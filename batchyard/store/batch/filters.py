@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from sqlalchemy import Text, and_, func, or_, true, type_coerce
 
+from batchyard.database.clock import clock
 from batchyard.lifecycle import STOPPABLE, TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.batch.live import ENDED_AT, live
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.clock import clock
+from batchyard.store.tables.batch import BATCHES
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def matches(search: str) -> ColumnElement[bool]:
     """The batches with these words in their id, model, tenant or metadata.
 
     As they are, or in lower case: which capitals PostgreSQL knows depends on its locale. On SQLite
-    ``lower`` is Python's (see :mod:`batchyard.store.database`).
+    ``lower`` is Python's (see :mod:`batchyard.database.database`).
     """
     # As text: what the client wrote, keys and values alike. A quote in it has a backslash.
     metadata = type_coerce(BATCHES.c.client_metadata, Text)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import BigInteger, and_, case, delete, func, insert, or_, select
 from sqlmodel import Field
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import read_seconds
+from batchyard.database.columns import Record, Row
+from batchyard.database.leasing import is_held
 from batchyard.lifecycle import BatchStatus
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS, IS_LEASED
-from batchyard.store.clock import read_seconds
-from batchyard.store.columns import Record, Row
-from batchyard.store.leasing import is_held
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chunk import CHUNKS, IS_LEASED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

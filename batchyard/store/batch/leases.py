@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, bindparam, func, or_, select, true, tuple_, update
 
-from batchyard.lifecycle import STOPPABLE, UNFINISHED
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.order import is_small_file, read_standings, turns_of_batches
-from batchyard.store.batch.rows import BATCHES, has_no_owner
-from batchyard.store.chain.rows import CHAIN_IS_OPEN, CHAINS
-from batchyard.store.chunk.rows import CHUNKS, IS_OPEN
-from batchyard.store.clock import clock
-from batchyard.store.leasing import (
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.leasing import (
     claimed,
     in_one_order,
     is_claim,
@@ -23,6 +18,11 @@ from batchyard.store.leasing import (
     released,
     renewed,
 )
+from batchyard.lifecycle import STOPPABLE, UNFINISHED
+from batchyard.store.tables.batch import BATCHES, has_no_owner
+from batchyard.store.tables.chain import CHAIN_IS_OPEN, CHAINS
+from batchyard.store.tables.chunk import CHUNKS, IS_OPEN
+from batchyard.store.turns.order import is_small_file, read_standings, turns_of_batches
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.lifecycle import BatchStatus
-    from batchyard.turns import Standing
+    from batchyard.schedule.turns import Standing
 
 
 _IS_UNFINISHED = BATCHES.c.status.in_(UNFINISHED)
@@ -106,7 +106,7 @@ class BatchLeases(Aggregate):
     ) -> list[BatchLease]:
         """Lease up to ``limit`` batches that have not ended: this one, or the first in order.
 
-        The order is that of :mod:`batchyard.turns`. Nothing is leased of ``without_tenants``, no
+        The order is that of :mod:`.schedule.turns`. Nothing is leased of ``without_tenants``, no
         chain ``without_chains``, and none of the tenants ``without_chains_of``. An empty list: no
         batch is free. Without ``with_expired``, no batch is leased whose owner's lease has expired.
         To look for them reads every batch that has not ended.

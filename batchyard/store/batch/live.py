@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import and_, case, func, or_, select
 
+from batchyard.database.clock import clock
+from batchyard.database.leasing import is_held
 from batchyard.lifecycle import TERMINAL, UNFINISHED
 from batchyard.store.batch.history import POINTS
-from batchyard.store.batch.rows import BATCHES, works_for
-from batchyard.store.chunk.rows import CHUNKS, IS_LEASED
-from batchyard.store.clock import clock
-from batchyard.store.leasing import is_held
+from batchyard.store.tables.batch import BATCHES, works_for
+from batchyard.store.tables.chunk import CHUNKS, IS_LEASED
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select, update
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.page import Order, Page, from_place
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import TERMINAL
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.audit import note_action
 from batchyard.store.batch.pages import batch_not_found, place_of
-from batchyard.store.batch.rows import BATCHES, IS_MESSAGE_BATCH, RECORD_COLUMNS, BatchRecord
-from batchyard.store.page import Order, Page, from_place
+from batchyard.store.tables.audit import note_action
+from batchyard.store.tables.batch import BATCHES, IS_MESSAGE_BATCH, RECORD_COLUMNS, BatchRecord
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

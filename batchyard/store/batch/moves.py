@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select, update
 
+from batchyard.batch.prices import MOST_AMOUNT
+from batchyard.database.clock import clock_seconds, read_seconds
+from batchyard.database.columns import usage_values
+from batchyard.database.leasing import released
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.lifecycle import TRANSITIONS, BatchStatus
-from batchyard.prices import MOST_AMOUNT
 from batchyard.store.batch.pages import batch_not_found, load_batch
-from batchyard.store.batch.receivers import insert_receivers
-from batchyard.store.batch.rows import BATCHES, NO_FORECAST
 from batchyard.store.batch.status_changes import note_change
-from batchyard.store.chain.rows import insert_stages
-from batchyard.store.chunk.rows import summarise
-from batchyard.store.clock import clock_seconds, read_seconds
-from batchyard.store.columns import usage_values
 from batchyard.store.delivery.outbox import insert_deliveries
 from batchyard.store.file.files import insert_file
-from batchyard.store.leasing import released
+from batchyard.store.tables.batch import BATCHES, NO_FORECAST
+from batchyard.store.tables.chain import insert_stages
+from batchyard.store.tables.chunk import summarise
+from batchyard.store.tables.receivers import insert_receivers
 from batchyard.store.tenant.usage import costs_so_far, count_usage
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.prices import Prices
-    from batchyard.store.batch.rows import BatchRecord, NewBatch
-    from batchyard.store.file.rows import NewFile
+    from batchyard.batch.prices import Prices
+    from batchyard.store.tables.batch import BatchRecord, NewBatch
+    from batchyard.store.tables.file import NewFile
 
 
 async def check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import bindparam, select
 
+from batchyard.batch.prices import NO_PRICES
+from batchyard.database.page import Page, from_place
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import TERMINAL, UNFINISHED
-from batchyard.prices import NO_PRICES
-from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
-from batchyard.store.chain.rows import chain_counts
-from batchyard.store.chunk.shares import shares_of
-from batchyard.store.page import Page, from_place
+from batchyard.store.tables.batch import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
+from batchyard.store.tables.chain import chain_counts
+from batchyard.store.tables.shares import shares_of
 from batchyard.store.tenant.usage import costs_so_far
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.prices import Prices
+    from batchyard.batch.prices import Prices
 
 
 _ONE: Final = select(*RECORD_COLUMNS).where(BATCHES.c.id == bindparam("batch"))

@@ -7,29 +7,24 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from sqlalchemy import select, type_coerce, update
 
+from batchyard.batch.prices import NO_PRICES
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.sealed import OpenedOrNone
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import STOPPABLE
-from batchyard.prices import NO_PRICES
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.options import UrlFacts
 from batchyard.store.batch.pages import batch_not_found, load_batch, lock_batch
-from batchyard.store.batch.receivers import RECEIVERS
-from batchyard.store.batch.rows import (
-    BATCHES,
-    LOCATION_COLUMNS,
-    BatchLocations,
-    BatchRecord,
-)
-from batchyard.store.sealed import OpenedOrNone
+from batchyard.store.tables.batch import BATCHES, LOCATION_COLUMNS, BatchLocations, BatchRecord
+from batchyard.store.tables.batch_options import UrlFacts
+from batchyard.store.tables.receivers import RECEIVERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.batch.prices import Prices
     from batchyard.batch_error import InputPart
-    from batchyard.prices import Prices
-    from batchyard.store.database import Database
+    from batchyard.database.database import Database
 
 
 class BatchPlaces(Aggregate):

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import and_, bindparam, func, or_, select, update
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock, clock_seconds, read_seconds
+from batchyard.database.leasing import in_one_order, is_held
 from batchyard.errors import TransitionConflict
-from batchyard.forecast import OpenWork
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.audit import note_action
-from batchyard.store.batch.order import is_background
+from batchyard.schedule.forecast import OpenWork
+from batchyard.schedule.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
 from batchyard.store.batch.pages import load_batch
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import (
+from batchyard.store.tables.audit import note_action
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chunk import (
     CHUNKS,
     IS_LEASED,
     IS_OPEN,
@@ -25,9 +27,7 @@ from batchyard.store.chunk.rows import (
     remaining_tokens,
     remaining_work,
 )
-from batchyard.store.clock import clock, clock_seconds, read_seconds
-from batchyard.store.leasing import in_one_order, is_held
-from batchyard.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
+from batchyard.store.turns.order import is_background
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, FromClause
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.batch.rows import BatchRecord
+    from batchyard.store.tables.batch import BatchRecord
 
 
 LATE_SECONDS: Final = 300.0

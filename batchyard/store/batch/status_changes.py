@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Double, Index, delete, insert, literal, select, tuple_
 from sqlmodel import Field
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.columns import Row
 from batchyard.lifecycle import BatchStatus
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord
-from batchyard.store.clock import clock
-from batchyard.store.columns import Row
+from batchyard.store.tables.batch import BATCHES, RECORD_COLUMNS, BatchRecord
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import exists, func, insert, or_, select, update
 
+from batchyard.batch.prices import NO_PRICES
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.columns import USAGE_COLUMNS
+from batchyard.database.leasing import is_held
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
-from batchyard.prices import NO_PRICES
-from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.moves import check_epoch, insert_batch, move_batch
 from batchyard.store.batch.pages import read_live
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chain.rows import CHAINS, HAS_FILES, PARTS, ChainPart, ChainRecord
-from batchyard.store.chunk.rows import CHUNKS, IS_LEASED
-from batchyard.store.columns import USAGE_COLUMNS
-from batchyard.store.leasing import is_held
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chain import CHAINS, HAS_FILES, PARTS, ChainPart, ChainRecord
+from batchyard.store.tables.chunk import CHUNKS, IS_LEASED
 from batchyard.wire import TokenUsage
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.batch.rows import BatchRecord, NewBatch
-    from batchyard.store.file.rows import NewFile
+    from batchyard.store.tables.batch import BatchRecord, NewBatch
+    from batchyard.store.tables.file import NewFile
 
 _BYTES_OF_ORDINAL: Final = 4
 

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import bindparam, case, or_, select, tuple_, update
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.columns import usage_values
+from batchyard.database.leasing import claimed, is_claim, is_free, released, renewed
 from batchyard.errors import LeaseLost
-from batchyard.lengths import expectation_of
 from batchyard.lifecycle import BatchStatus
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.order import is_small_rest, read_standings
+from batchyard.plan.lengths import expectation_of
+from batchyard.schedule.turns import Beside
 from batchyard.store.batch.pages import batch_not_found
-from batchyard.store.batch.roots import read_for_engine, read_roots
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.candidates import batches_like, batches_to_run, free_chunks
 from batchyard.store.chunk.demand import read_demand
 from batchyard.store.chunk.places import place_beside
-from batchyard.store.chunk.rows import (
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.batch_roots import read_for_engine, read_roots
+from batchyard.store.tables.chunk import (
     CHUNKS,
     IS_LEASED,
     ChunkLease,
@@ -35,11 +37,9 @@ from batchyard.store.chunk.rows import (
     deaths_after_expiry,
     summarise,
 )
-from batchyard.store.clock import clock
-from batchyard.store.columns import usage_values
-from batchyard.store.leasing import claimed, is_claim, is_free, released, renewed
 from batchyard.store.tenant.tenants import served
-from batchyard.turns import Beside
+from batchyard.store.turns.candidates import batches_like, batches_to_run, free_chunks
+from batchyard.store.turns.order import is_small_rest, read_standings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.lengths import Expected
+    from batchyard.plan.lengths import Expected
+    from batchyard.schedule.turns import Standing
     from batchyard.store.chunk.demand import ModelDemand
     from batchyard.store.chunk.places import Host
-    from batchyard.turns import Standing
     from batchyard.wire import BatchUsage
 
 
@@ -104,7 +104,7 @@ class Chunks(Aggregate):
     ) -> list[ChunkLease]:
         """Lease up to ``limit`` chunks of ``model``, of one batch or of the first in order.
 
-        The order is that of :mod:`batchyard.turns`, with the tenant first that was served longest
+        The order is that of :mod:`.schedule.turns`, with the tenant first that was served longest
         ago. Of a batch's chunks those with the longest answers go first, by what :meth:`expect` has
         found; then they go by number, from where the runner's ``hosts`` are. An empty list: no
         chunk is free. Nothing is leased of a batch that is paused or overdue, in ``without``, or

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import and_, case, func, select
 
-from batchyard.store.batch.order import is_background
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.candidates import is_runnable
-from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
-from batchyard.store.leasing import is_held
+from batchyard.database.leasing import is_held
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chunk import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
+from batchyard.store.turns.candidates import is_runnable
+from batchyard.store.turns.order import is_background
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

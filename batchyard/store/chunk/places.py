@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.roots import Roots  # noqa: TC001 - a value of Host, whose users may resolve it
-from batchyard.store.batch.roots import read_roots
+from batchyard.plan.roots import Roots  # noqa: TC001 - a value of Host, whose users may resolve it
+from batchyard.store.tables.batch_roots import read_roots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, case, func, or_, select, tuple_, type_coerce
 
-from batchyard.batch_options import RECEIVER_OPTIONS, DeliveryKind
-from batchyard.store.batch.receivers import own_receivers
-from batchyard.store.clock import clock
-from batchyard.store.delivery.rows import (
+from batchyard.batch.batch_options import RECEIVER_OPTIONS, DeliveryKind
+from batchyard.database.clock import clock
+from batchyard.database.leasing import is_free, is_held
+from batchyard.database.sealed import OpenedOrNone
+from batchyard.store.tables.delivery import (
     DELIVERIES,
     DeliveryClaim,
     DeliveryRecord,
     DeliveryStatus,
 )
-from batchyard.store.leasing import is_free, is_held
-from batchyard.store.sealed import OpenedOrNone
+from batchyard.store.tables.receivers import own_receivers
+from batchyard.store.tables.signing_secrets import secrets_in
+from batchyard.store.tables.webhook import ENDPOINT_SECRETS, ENDPOINTS
 from batchyard.store.tenant.tenants import webhook_secrets
-from batchyard.store.webhook.rows import ENDPOINT_SECRETS, ENDPOINTS
-from batchyard.store.webhook.signing_secrets import secrets_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, FromClause, RowMapping, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.delivery.rows import DeliveryLimits
+    from batchyard.store.tables.delivery import DeliveryLimits
 
 IS_PENDING = DELIVERIES.c.status == DeliveryStatus.PENDING
 IS_OURS = DELIVERIES.c.kind.in_(list(DeliveryKind))

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import case, delete, func, insert, select, update
 
-from batchyard.batch_options import DeliveryKind
+from batchyard.batch.batch_options import DeliveryKind
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock, clock_seconds
+from batchyard.database.leasing import claimed, in_one_order, is_claim, released, renewed
+from batchyard.database.page import Page, from_place
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock, clock_seconds
 from batchyard.store.delivery.claims import (
     CLAIMED_COLUMNS,
     IS_OURS,
@@ -24,7 +26,7 @@ from batchyard.store.delivery.claims import (
     still_free,
 )
 from batchyard.store.delivery.outbox import insert_file_deliveries, insert_given_up
-from batchyard.store.delivery.rows import (
+from batchyard.store.tables.delivery import (
     ATTEMPTS,
     DELIVERIES,
     DELIVERY_COLUMNS,
@@ -32,8 +34,6 @@ from batchyard.store.delivery.rows import (
     DeliveryRecord,
     DeliveryStatus,
 )
-from batchyard.store.leasing import claimed, in_one_order, is_claim, released, renewed
-from batchyard.store.page import Page, from_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from sqlalchemy import RowMapping, Update
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.batch.rows import BatchRecord
-    from batchyard.store.delivery.rows import Attempt, DeliveryClaim, DeliveryLimits
+    from batchyard.store.tables.batch import BatchRecord
+    from batchyard.store.tables.delivery import Attempt, DeliveryClaim, DeliveryLimits
 
 
 class Deliveries(Aggregate):

@@ -11,21 +11,21 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import and_, func, insert, select, update
 
-from batchyard.batch_options import DeliveryKind
-from batchyard.store.batch.receivers import own_receivers
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.clock import clock, clock_seconds, read_seconds
-from batchyard.store.delivery.rows import (
+from batchyard.batch.batch_options import DeliveryKind
+from batchyard.database.clock import clock, clock_seconds, read_seconds
+from batchyard.database.leasing import in_one_order
+from batchyard.database.upsert import upsert
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.delivery import (
     DELIVERIES,
     FILE_EVENTS,
     NO_BATCH,
     WEBHOOK_GIVEN_UP,
     DeliveryStatus,
 )
-from batchyard.store.leasing import in_one_order
+from batchyard.store.tables.receivers import own_receivers
+from batchyard.store.tables.webhook import ENDPOINTS
 from batchyard.store.tenant.tenants import TENANTS
-from batchyard.store.upsert import upsert
-from batchyard.store.webhook.rows import ENDPOINTS
 from batchyard.time_units import DAY_SECONDS
 from batchyard.wire import (
     new_delivery_id,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Row, RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.batch.rows import BatchRecord
+    from batchyard.store.tables.batch import BatchRecord
 
 _EMAIL_DESTINATION = "email"
 _UNKNOWN_DESTINATION = "unknown"

@@ -16,13 +16,13 @@ from sqlalchemy import (
     update,
 )
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock_seconds, read_seconds
+from batchyard.database.page import Page, from_place
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import UNFINISHED, BatchStatus
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.clock import clock_seconds, read_seconds
-from batchyard.store.file.rows import FILES, FileRecord, NewFile
-from batchyard.store.page import Page, from_place
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.file import FILES, FileRecord, NewFile
 from batchyard.store.tenant.tenants import hold_quota
 from batchyard.wire import result_file_id, stage_file_id
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.page import Order
+    from batchyard.database.page import Order
     from batchyard.store.tenant.tenants import Quota
 
 _HAS_NOT_ENDED = BATCHES.c.status.in_(UNFINISHED)

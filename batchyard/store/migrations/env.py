@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from alembic import context
 
-from batchyard.store.columns import Row
-from batchyard.store.database import Database
+from batchyard.database.columns import Row
+from batchyard.database.database import Database
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import and_, delete, func, insert, select, update
 
+from batchyard.batch.responses import ResponseStatus
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock, clock_seconds, read_seconds
 from batchyard.errors import RecordNotFound, TransitionConflict
-from batchyard.responses import ResponseStatus
-from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.moves import insert_batch
-from batchyard.store.chunk.rows import CHUNKS
-from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.store.delivery.outbox import insert_response_deliveries
-from batchyard.store.response.rows import (
+from batchyard.store.tables.chunk import CHUNKS
+from batchyard.store.tables.response import (
     IS_OPEN,
     RESPONSES,
     ResponseKind,
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.responses import ResponseEnd, ResponseError
-    from batchyard.store.batch.rows import NewBatch
-    from batchyard.store.file.rows import NewFile
-    from batchyard.store.response.rows import NewResponse
+    from batchyard.batch.responses import ResponseEnd, ResponseError
+    from batchyard.store.tables.batch import NewBatch
+    from batchyard.store.tables.file import NewFile
+    from batchyard.store.tables.response import NewResponse
     from batchyard.store.tenant.tenants import Quota
 
 _WAITS = and_(IS_OPEN, RESPONSES.c.batch_id.is_(None))

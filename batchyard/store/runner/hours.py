@@ -12,11 +12,11 @@ import msgspec
 from sqlalchemy import Text, delete, select, type_coerce
 from sqlmodel import Field
 
-from batchyard.hours import ALWAYS, Hours, HoursWindow, UnreadableHours
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock
-from batchyard.store.columns import JsonText, Row
-from batchyard.store.upsert import upsert
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.columns import JsonText, Row
+from batchyard.database.upsert import upsert
+from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow, UnreadableHours
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from sqlalchemy import and_, delete, select, type_coerce
 from sqlmodel import Field
 
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock
-from batchyard.store.columns import Row
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.columns import Row
+from batchyard.database.sealed import OpenedOrNone, Sealed
+from batchyard.database.upsert import upsert
 from batchyard.store.runner.runners import RunnerRow, RunnerStatus
-from batchyard.store.sealed import OpenedOrNone, Sealed
-from batchyard.store.upsert import upsert
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Double, func, select
 from sqlmodel import Field
 
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock
-from batchyard.store.columns import Record, Row
-from batchyard.store.upsert import upsert
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.columns import Record, Row
+from batchyard.database.upsert import upsert
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,7 +30,7 @@ class RateRecord(Record):
     tokens_per_second: float | None = Field(sa_type=Double)
     """Of one runner. None: not measured yet."""
     work_per_second: float | None = Field(default=None, sa_type=Double)
-    """The same in tokens of answers, see :func:`batchyard.lengths.prompt_work`; for forecasts."""
+    """The same in tokens of answers, see :func:`~.lengths.prompt_work`; for forecasts."""
     answer_tokens_per_second: float | None = Field(default=None, sa_type=Double)
     """Of one answer among as many as the engine runs at once. None: not measured yet."""
     prompt_tokens_per_second: float | None = Field(default=None, sa_type=Double)

@@ -21,10 +21,10 @@ from sqlalchemy import (
 )
 from sqlmodel import Field
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
+from batchyard.database.columns import EnumText, JsonText, Record, Row
 from batchyard.errors import RecordNotFound
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock
-from batchyard.store.columns import EnumText, JsonText, Record, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import BigInteger, Index, and_, false, func, insert, or_, select, true, update
 from sqlmodel import Field
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock_seconds
+from batchyard.database.columns import Record, Row
 from batchyard.errors import KeyExpired, RecordNotFound, StoreUnavailable
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.audit import note_action
-from batchyard.store.clock import clock_seconds
-from batchyard.store.columns import Record, Row
+from batchyard.store.tables.audit import note_action
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy import RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.database import Database
+    from batchyard.database.database import Database
 
 _BEGINNING: Final = "sk-by-"
 _SECRET_BYTES: Final = 24

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import select, type_coerce
 from sqlmodel import Field
 
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.columns import Row
-from batchyard.store.sealed import OpenedOrNone, Sealed
-from batchyard.store.upsert import upsert
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.columns import Row
+from batchyard.database.sealed import OpenedOrNone, Sealed
+from batchyard.database.upsert import upsert
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import BigInteger, Index, and_, delete, or_, select, update
 from sqlmodel import Field
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock_seconds
+from batchyard.database.columns import Row
+from batchyard.database.upsert import upsert
 from batchyard.errors import IdempotencyConflict
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock_seconds
-from batchyard.store.columns import Row
-from batchyard.store.upsert import upsert
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import BigInteger, Double, delete, select, tuple_
 from sqlmodel import Field
 
-from batchyard.lengths import LengthClass, LengthHistory, Lengths, with_any_template
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.clock import clock_seconds
-from batchyard.store.columns import JsonText, Row
-from batchyard.store.upsert import upsert
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock_seconds
+from batchyard.database.columns import JsonText, Row
+from batchyard.database.upsert import upsert
+from batchyard.plan.lengths import LengthClass, LengthHistory, Lengths, with_any_template
+from batchyard.store.tables.batch import BATCHES
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:

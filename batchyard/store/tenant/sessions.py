@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import BigInteger, Index, delete, insert, or_, select
 from sqlmodel import Field
 
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock_seconds
-from batchyard.store.columns import Row
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock_seconds
+from batchyard.database.columns import Row
 from batchyard.store.tenant.api_keys import (
     HAS_EXPIRED,
     HOLDER_COLUMNS,

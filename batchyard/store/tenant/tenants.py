@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, Double, case, func, or_, select, union
 from sqlmodel import Field
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock, read_seconds
+from batchyard.database.columns import Record, Row
+from batchyard.database.sealed import Sealed
+from batchyard.database.upsert import upsert
 from batchyard.errors import (
     BatchLimitExceeded,
     BatchRateExceeded,
@@ -15,20 +20,15 @@ from batchyard.errors import (
     StorageLimitExceeded,
 )
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.audit import note_action
-from batchyard.store.batch.rows import BATCHES, seen_by
-from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
-from batchyard.store.clock import clock, read_seconds
-from batchyard.store.columns import Record, Row
-from batchyard.store.file.rows import FILES
-from batchyard.store.response.rows import IS_OPEN as RESPONSE_IS_OPEN
-from batchyard.store.response.rows import RESPONSES
-from batchyard.store.sealed import Sealed
+from batchyard.store.tables.audit import note_action
+from batchyard.store.tables.batch import BATCHES, seen_by
+from batchyard.store.tables.chunk import CHUNKS, IS_OPEN, remaining_tokens
+from batchyard.store.tables.file import FILES
+from batchyard.store.tables.response import IS_OPEN as RESPONSE_IS_OPEN
+from batchyard.store.tables.response import RESPONSES
+from batchyard.store.tables.signing_secrets import SecretColumns, secrets_in
+from batchyard.store.tables.upload import PARTS, UPLOADS
 from batchyard.store.tenant.api_keys import ApiKeyRow
-from batchyard.store.upload.rows import PARTS, UPLOADS
-from batchyard.store.upsert import upsert
-from batchyard.store.webhook.signing_secrets import SecretColumns, secrets_in
 from batchyard.time_units import HOUR_SECONDS
 from batchyard.wire import new_signing_secret
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import BigInteger, Double, Index, false, func, insert, select
 from sqlmodel import Field
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import read_seconds
+from batchyard.database.columns import USAGE_COLUMNS, Record, Row, UsageColumns
+from batchyard.database.upsert import upsert
 from batchyard.lifecycle import UNFINISHED
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.shares import Share, shares_of
-from batchyard.store.clock import read_seconds
-from batchyard.store.columns import USAGE_COLUMNS, Record, Row, UsageColumns
 from batchyard.store.runner.rates import newest_rates
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.shares import Share, shares_of
 from batchyard.store.tenant.idempotency import is_new_write
-from batchyard.store.upsert import upsert
 from batchyard.time_units import HOUR_SECONDS
 from batchyard.wire import TokenUsage, ended_at
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Label, RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.prices import Prices
-    from batchyard.store.batch.rows import BatchRecord
-    from batchyard.store.database import Database
+    from batchyard.batch.prices import Prices
+    from batchyard.database.database import Database
+    from batchyard.store.tables.batch import BatchRecord
 
 GROUPS: Final = ("tenant", "model", "is_live")
 

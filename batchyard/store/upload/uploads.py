@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import and_, case, delete, func, insert, select, update
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock_seconds, read_seconds
 from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.file.files import insert_file, load_file
-from batchyard.store.tenant.tenants import hold_quota
-from batchyard.store.upload.rows import (
+from batchyard.store.tables.upload import (
     PARTS,
     UPLOADS,
     NewPart,
@@ -19,6 +18,7 @@ from batchyard.store.upload.rows import (
     PartRecord,
     UploadRecord,
 )
+from batchyard.store.tenant.tenants import hold_quota
 from batchyard.wire import new_part_id
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.file.rows import FileRecord, NewFile
+    from batchyard.store.tables.file import FileRecord, NewFile
     from batchyard.store.tenant.tenants import Quota
     from batchyard.wire import UploadStatus
 

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import delete, func, insert, select, update
 
+from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock_seconds
+from batchyard.database.page import Page, from_place
 from batchyard.errors import RecordNotFound, RequestRefused
-from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.clock import clock_seconds
 from batchyard.store.delivery.outbox import fail_pending
-from batchyard.store.page import Page, from_place
-from batchyard.store.webhook.rows import (
+from batchyard.store.tables.signing_secrets import secrets_in
+from batchyard.store.tables.webhook import (
     ENDPOINT_COLUMNS,
     ENDPOINT_SECRETS,
     ENDPOINTS,
     EndpointWithSecret,
     WebhookEndpointRecord,
 )
-from batchyard.store.webhook.signing_secrets import secrets_in
 from batchyard.wire import new_endpoint_id, new_signing_secret
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from batchyard.engine.base import EngineRequest
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.stub import StubEngine
-from batchyard.engine.vllm import VllmEngine
+from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.stub.stub import StubEngine
+from batchyard.engine.vllm.vllm import VllmEngine
 from tests.contract.engine.stub_server import API_KEY, serve
 
 if TYPE_CHECKING:

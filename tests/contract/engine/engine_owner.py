@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.engine.base import BatchTraits, EngineRequest
-from batchyard.engine.vllm import VllmEngine
+from batchyard.engine.vllm.vllm import VllmEngine
 from tests.contract.engine.conftest import ENGINE_PYTHON, SMALL_CACHE, TINY_EMBED
 
 if TYPE_CHECKING:

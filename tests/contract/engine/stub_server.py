@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from batchyard.engine.base import BatchTraits, EngineRequest, NoAnswer
-from batchyard.engine.stub_answers import ANSWERS
+from batchyard.engine.stub.stub_answers import ANSWERS
 from batchyard.errors import EngineLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from batchyard.engine.stub import StubEngine
+    from batchyard.engine.stub.stub import StubEngine
 
 API_KEY = "sk-canary-9f2c"
 NEVER_SECONDS = 3600.0

@@ -18,7 +18,7 @@ from tests.contract.engine.conftest import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.engine.vllm import VllmEngine
+    from batchyard.engine.vllm.vllm import VllmEngine
 
 pytestmark = [pytest.mark.vllm]
 in_session_loop = pytest.mark.asyncio(loop_scope="session")

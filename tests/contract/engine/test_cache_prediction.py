@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.cache import CacheShape
 from batchyard.engine.base import EngineRequest
-from batchyard.framing import parse_envelope
-from batchyard.lines import Rules, Validator
+from batchyard.lines.framing import parse_envelope
+from batchyard.lines.lines import Rules, Validator
+from batchyard.locations.local_file import LocalFile
+from batchyard.plan.cache import CacheShape
 from batchyard.plan.planner import Planner
 from batchyard.plan.records import BYTES_PER_TOKEN, read_records
 from batchyard.settings import read_settings
 from batchyard.steps.estimate import Assumptions, estimate_file
-from batchyard.storage.local_file import LocalFile
 from benchmarks.inputs import document_questions
 from tests.contract.engine.conftest import MODEL, require_vllm, vllm_engine
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from batchyard.engine.vllm import VllmEngine
+    from batchyard.engine.vllm.vllm import VllmEngine
 
 SHAPE = CacheShape(blocks=160, block_tokens=32, sequences=8, step_tokens=2048)
 OPTIONS = (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.body_fields import FieldCounts, ignored_fields
 from batchyard.engine.prompt_counting.counter import CountedRequest, PromptCounter
-from batchyard.lines import RequestLine, Rules, Validator
-from batchyard.steps.deep_validation import DeepValidation
-from batchyard.threads import in_thread
+from batchyard.lines.body_fields import FieldCounts, ignored_fields
+from batchyard.lines.lines import RequestLine, Rules, Validator
+from batchyard.processes.threads import in_thread
+from batchyard.steps.prepare.deep_validation import DeepValidation
 from tests.contract.engine.conftest import CHAT, MODEL, request
 from tests.contract.engine.odd_requests import ODD_REQUESTS
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import EngineRequest
     from batchyard.engine.prompt_counting.counter import CounterProgram
-    from batchyard.engine.vllm import VllmEngine
+    from batchyard.engine.vllm.vllm import VllmEngine
 
 pytestmark = [pytest.mark.vllm]
 CONTEXT = 8192

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import anthropic
 import pytest
 
-from batchyard.api.message_results import translated
+from batchyard.api.messages.message_results import translated
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
-from batchyard.results import answered
+from batchyard.results.results import answered
 from tests.contract.engine.conftest import CHAT, MODEL, Subject, chat_body, request, slow_body
 from tests.patience import PATIENCE
 

@@ -15,10 +15,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from batchyard.endpoints import COUNT_TOKENS
 from batchyard.engine.base import BatchTraits
+from batchyard.engine.live_answers import AnswerMeter, asking_for_usage
 from batchyard.engine.middleware.cache_salt import spliced
-from batchyard.live_answers import AnswerMeter, asking_for_usage
+from batchyard.lines.endpoints import COUNT_TOKENS
 from tests.contract.engine.conftest import (
     CHAT,
     SMALL_CACHE,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from batchyard.engine.base import EngineRequest
-    from batchyard.engine.vllm import VllmEngine
+    from batchyard.engine.vllm.vllm import VllmEngine
     from tests.services.receiver import Receiver
 
 LINES = 6

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from batchyard.engine import vllm
+from batchyard.engine.vllm import vllm
 from batchyard.errors import EngineLost, EngineStartFailed
-from batchyard.exporter.page import make_page
-from batchyard.results import Outcome
-from batchyard.runner.window import Window
-from batchyard.runner.window_request import WindowRequest
-from batchyard.services.published import FOLDER_VARIABLE, Figures, publishing
+from batchyard.metrics.exporter.page import make_page
+from batchyard.metrics.published import FOLDER_VARIABLE, Figures, publishing
+from batchyard.results.results import Outcome
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
 from tests.contract.engine.conftest import (
     ADAPTER,
     CHAT,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from batchyard.engine.base import EngineAnswer, EngineRequest
-    from batchyard.engine.vllm import VllmEngine
-    from batchyard.results import ResultLine
+    from batchyard.engine.vllm.vllm import VllmEngine
+    from batchyard.results.results import ResultLine
 
 # The owner's engine loads while the first tests run.
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("serving_owner")]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchyard.cli.engine_words import split_options
+from batchyard.cli.terminal.engine_words import split_options
 from tests.contract.engine.conftest import ENGINE_PYTHON, require_vllm
 
 pytestmark = pytest.mark.vllm

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.locations.web import WebAccess
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.bucket import S3Bucket, S3Credentials
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.memory import MemoryStorage
 from batchyard.storage.s3 import S3Storage
-from batchyard.storage.web import WebAccess
 from tests.contract.storage.presigned_storage import PresignedStorage
 from tests.services.swift import BUCKET
 

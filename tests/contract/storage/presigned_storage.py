@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchyard.locations.download import download
+from batchyard.locations.upload import upload
 from batchyard.storage.base import ListedObject
-from batchyard.storage.download import download
 from batchyard.storage.file import make_folder, write_file
 from batchyard.storage.key import checked_key
-from batchyard.storage.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator
 
+    from batchyard.locations.web import WebAccess
     from batchyard.storage.base import StoredObject
-    from batchyard.storage.web import WebAccess
 
 _NO_LIMIT = 1 << 40
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.errors import LocationRefused, ObjectNotFound
-from batchyard.storage.access import Access
-from batchyard.storage.folder import FoundFile, LocalFolder, S3Prefix, parse_folder
+from batchyard.locations.access import Access
+from batchyard.locations.folder import FoundFile, LocalFolder, S3Prefix, parse_folder
 from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import pytest
 from botocore.config import Config
 
 from batchyard.errors import AccessDenied, ObjectChanged, ObjectNotFound, StorageUnavailable
-from batchyard.storage import presigned
-from batchyard.storage.download import download
-from batchyard.storage.probe import probe_put
-from batchyard.storage.upload import upload, upload_parts
-from batchyard.storage.web import WebAccess
+from batchyard.locations import presigned
+from batchyard.locations.download import download
+from batchyard.locations.probe import probe_put
+from batchyard.locations.upload import upload, upload_parts
+from batchyard.locations.web import WebAccess
 from tests.contract.storage.conftest import QUICK
 from tests.contract.storage.faulty_proxy import Fault, FaultyProxy
 from tests.services.swift import BUCKET

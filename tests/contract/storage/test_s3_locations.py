@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.errors import ObjectNotFound, ObjectTooLarge
-from batchyard.storage.access import Access
-from batchyard.storage.location import parse_location, read_location, write_location
+from batchyard.locations.access import Access
+from batchyard.locations.location import parse_location, read_location, write_location
 from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from batchyard.store import (
     DeliveryLimits,
     DeliveryStatus,
 )
-from batchyard.store.delivery.rows import DELIVERIES
+from batchyard.store.tables.delivery import DELIVERIES
 from tests.contract.store.samples import batch_in
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from sqlalchemy import select
 from batchyard.batch_error import BatchError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store import NewBatch, NewChunk, NewFile, NewResponse, Quota
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chunk import CHUNKS
 from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, RequestCounts
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import update
 
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.errors import RecordNotFound, TransitionConflict
-from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
+from batchyard.schedule.forecast import OpenWork
 from batchyard.store import ChainPart, NewChunk
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.tables.batch import BATCHES
 from batchyard.wire import new_batch_id
 from tests.contract.store.samples import (
     MODEL,

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import event
 
 from batchyard.batch_error import BatchError
+from batchyard.database.leasing import LeaseColumns, released
 from batchyard.lifecycle import BatchStatus
-from batchyard.store.batch.rows import NO_FORECAST, ScheduleColumns
-from batchyard.store.leasing import LeaseColumns, released
+from batchyard.store.tables.batch import NO_FORECAST, ScheduleColumns
 from tests.contract.store.samples import batch_in, begun_batch, expire_overdue, finish
 
 if TYPE_CHECKING:

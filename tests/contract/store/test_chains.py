@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store import BatchRecord, ChainPart, NewFile, Store, open_store

@@ -9,7 +9,7 @@ import pytest
 
 from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import MAX_TOKENS
+from batchyard.results.results import MAX_TOKENS
 from batchyard.store import (
     ChunkAction,
     ChunkStatus,

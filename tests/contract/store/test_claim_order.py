@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.turns import SMALL_REQUESTS, Beside, Flow
+from batchyard.schedule.turns import SMALL_REQUESTS, Beside, Flow
 from tests.contract.store.samples import MODEL, OVERDUE, USAGE, begun_batch, rewrite
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, update
 
+from batchyard.database.clock import clock
 from batchyard.intervals import BATCH_LEASE_SECONDS
 from batchyard.store import RunnerKind, open_store
-from batchyard.store.clock import clock
 from batchyard.store.clock_steps import _COMING, _RUNNERS
 from tests.contract.store.samples import MODEL, NO_LIMIT, begun_batch, new_response
 from tests.patience import PATIENCE

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.lengths import Expected
-from batchyard.roots import Node, Roots
+from batchyard.plan.lengths import Expected
+from batchyard.plan.roots import Node, Roots
 from batchyard.store import Host, NewChunk
 from tests.contract.store.samples import MODEL, NOW_OVER, chunks_of, new_batch, rewrite
 

@@ -17,7 +17,7 @@ import pytest
 from batchyard.errors import SettingsError, StoreError, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import open_store
-from batchyard.store.chunk.candidates import batches_with_free_chunks, free_chunks
+from batchyard.store.turns.candidates import batches_with_free_chunks, free_chunks
 from tests.contract.store.samples import MODEL, begun_batch, new_batch
 from tests.patience import PATIENCE
 

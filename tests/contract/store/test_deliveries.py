@@ -19,7 +19,7 @@ from batchyard.store import (
     open_store,
 )
 from batchyard.store.delivery import outbox
-from batchyard.store.delivery.rows import DELIVERIES
+from batchyard.store.tables.delivery import DELIVERIES
 from tests.contract.store.outbox_samples import (
     ACCEPTED,
     DAY_SECONDS,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import insert
 
 from batchyard.store import DeliveryKind
-from batchyard.store.delivery.rows import DELIVERIES
+from batchyard.store.tables.delivery import DELIVERIES
 from tests.contract.store.outbox_samples import claim, ended, of_batch
 from tests.patience import PATIENCE
 

@@ -11,7 +11,7 @@ from batchyard.store import (
     Attempt,
     DeliveryStatus,
 )
-from batchyard.store.delivery.rows import ATTEMPTS, DELIVERIES
+from batchyard.store.tables.delivery import ATTEMPTS, DELIVERIES
 from tests.contract.store.outbox_samples import (
     ACCEPTED,
     DAY_SECONDS,

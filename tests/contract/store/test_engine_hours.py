@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from batchyard.hours import ALWAYS, Hours, HoursWindow, why_closed
+from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow, why_closed
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

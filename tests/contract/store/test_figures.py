@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from batchyard.chains import Stage
-from batchyard.hours import Hours, HoursWindow
+from batchyard.batch.chains import Stage
 from batchyard.lifecycle import BatchStatus
-from batchyard.turns import BACKGROUND_WINDOW
+from batchyard.schedule.hours import Hours, HoursWindow
+from batchyard.schedule.turns import BACKGROUND_WINDOW
 from batchyard.wire import BatchUsage, RequestCounts
 from tests.contract.store.samples import (
     MODEL,

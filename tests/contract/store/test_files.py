@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.batch.chains import Stage
 from batchyard.batch_error import InputPart
-from batchyard.chains import Stage
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchOptions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.event import listen, remove
 
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import ChainPart, EngineLoad, RunnerKind
 from batchyard.store.batch.filters import Asked, Show, Sort

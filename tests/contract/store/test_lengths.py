@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import update
 
-from batchyard.lengths import Expected, LengthClass, Lengths
+from batchyard.plan.lengths import Expected, LengthClass, Lengths
 from batchyard.store import FORGOTTEN_SECONDS, NewChunk
 from batchyard.store.tenant import lengths as stored
 from batchyard.wire import BatchUsage

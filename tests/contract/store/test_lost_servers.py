@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from batchyard.database import database
 from batchyard.errors import StoreAccessDenied, StoreError, StoreUnavailable
-from batchyard.store import database, open_store
+from batchyard.store import open_store
 from tests.contract.store.samples import new_batch
 from tests.patience import PATIENCE
 

@@ -11,7 +11,7 @@ from sqlalchemy import event, text
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchLocations, DeliveryKind, open_store
-from batchyard.store.file.rows import FileRow
+from batchyard.store.tables.file import FileRow
 from batchyard.wire import RequestCounts, new_batch_id, new_file_id
 from tests.contract.store.samples import (
     MODEL,

@@ -10,15 +10,15 @@ import pytest
 from sqlalchemy import insert, select
 from sqlalchemy.dialects import postgresql
 
+from batchyard.database.leasing import in_one_order
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import open_store
 from batchyard.store import reseal as reseal_all
 from batchyard.store.batch import batches, moves
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.delivery.rows import DELIVERIES
 from batchyard.store.file import files
-from batchyard.store.leasing import in_one_order
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.delivery import DELIVERIES
 from batchyard.store.tenant import tenants
 from tests.contract.store.outbox_samples import NO_LIMITS, endpoint, of_batch
 from tests.contract.store.samples import MODEL, NOW_OVER, begun_batch, finish, new_batch, new_file
@@ -75,7 +75,7 @@ async def test_a_secret_that_is_rotated_while_all_are_sealed_anew_stays(
             made.append((await other.webhook_endpoints.rotate(its_id, keep_old=False)).secret)
 
     rotating = Thread(target=lambda: asyncio.run(rotate()))
-    module = __import__("batchyard.store.reseal", fromlist=["update"])
+    module = __import__("batchyard.database.reseal", fromlist=["update"])
     update = module.update
 
     def update_later(table: Any) -> Any:

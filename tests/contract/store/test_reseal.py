@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from batchyard.database.columns import Row
+from batchyard.database.sealed import Sealed
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import (
@@ -16,8 +18,6 @@ from batchyard.store import (
     open_store,
     reseal,
 )
-from batchyard.store.columns import Row
-from batchyard.store.sealed import Sealed
 from tests.contract.store.outbox_samples import claim, endpoint, raw_rows
 from tests.contract.store.samples import batch_in, new_batch
 
@@ -115,7 +115,7 @@ async def test_until_all_is_sealed_anew_the_older_key_is_the_databases(
     async with open_store(database_url, keys=[sealing_key]) as store:
         assert await store.sealing_proof.is_opened()
         await endpoint(store)
-    module = __import__("batchyard.store.reseal", fromlist=["update"])
+    module = __import__("batchyard.database.reseal", fromlist=["update"])
     update = module.update
 
     def cut_off(table: Any) -> Any:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from batchyard.batch.responses import ResponseEnd, ResponseError, ResponseStatus
 from batchyard.errors import (
     QuotaExceeded,
     RecordNotFound,
     StorageLimitExceeded,
     TransitionConflict,
 )
-from batchyard.responses import ResponseEnd, ResponseError, ResponseStatus
 from batchyard.store import NewResponse, Quota, ResponseKind, ResponseRecord, Store
 from batchyard.store.response import responses
 from tests.contract.store.outbox_samples import endpoint

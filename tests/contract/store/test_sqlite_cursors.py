@@ -16,7 +16,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from batchyard.sqlite_cursors import use_own_cursors
+from batchyard.database.sqlite_cursors import use_own_cursors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterator
@@ -226,7 +226,7 @@ async def test_a_failed_statement_that_is_collected_late_does_not_stop_the_event
     ("start", "plugins"),
     [
         ("import prefect", "true"),
-        ("from commands.server_plugin import create_app as f; f()", "false"),
+        ("from commands.prefect.server_plugin import create_app as f; f()", "false"),
     ],
     ids=["prefect server start", "batchyard run"],
 )
@@ -247,7 +247,7 @@ def test_prefects_server_gets_it_and_looks_less_often(
         text=True,
         check=True,
     )
-    assert "batchyard.sqlite_cursors" in done.stdout, done.stderr
+    assert "batchyard.database.sqlite_cursors" in done.stdout, done.stderr
     assert "lean_prefect.py" in done.stdout
 
 

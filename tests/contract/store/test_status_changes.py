@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.chains import Stage
+from batchyard.batch.chains import Stage
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from tests.contract.store.samples import (

@@ -16,7 +16,7 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchOptions, Quota, TenantUsage, open_store
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.tables.batch import BATCHES
 from batchyard.store.tenant.tenants import TENANTS, hold_quota, served
 from batchyard.wire import BatchUsage
 from tests.contract.store.samples import MODEL, begun_batch, finish, new_batch, new_file

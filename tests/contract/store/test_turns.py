@@ -1,4 +1,4 @@
-"""The order of claims is that of ``batchyard.turns``, in both databases."""
+"""The order of claims is that of ``batchyard.schedule.turns``, in both databases."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import BatchStatus
+from batchyard.schedule.turns import SMALL_BYTES, SMALL_REQUESTS, Beside, Flow, Standing, Turns
 from batchyard.store import NewFile
-from batchyard.turns import SMALL_BYTES, SMALL_REQUESTS, Beside, Flow, Standing, Turns
 from batchyard.wire import new_file_id
 from tests.contract.store.samples import (
     MODEL,

@@ -15,7 +15,7 @@ from batchyard.errors import (
     TransitionConflict,
 )
 from batchyard.store import NewPart, NewUpload, Quota, open_store
-from batchyard.store.upload.rows import UPLOADS
+from batchyard.store.tables.upload import UPLOADS
 from batchyard.wire import FileDeleted, new_upload_id, to_json
 from tests.contract.store.samples import new_file
 

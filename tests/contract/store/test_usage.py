@@ -11,16 +11,16 @@ import pytest
 from sqlalchemy import delete, event, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from batchyard.batch.chains import Stage
+from batchyard.batch.prices import BILLION, MOST_AMOUNT, Price, Prices, cost_words
 from batchyard.batch_error import BatchError
-from batchyard.chains import Stage
 from batchyard.errors import StoreUnavailable, TransitionConflict
 from batchyard.lifecycle import BatchStatus
-from batchyard.prices import BILLION, MOST_AMOUNT, Price, Prices, cost_words
-from batchyard.results import MAX_TOKENS
+from batchyard.results.results import MAX_TOKENS
 from batchyard.store import ChainPart, LiveUse, NewChunk, Store, UsageTotal, open_store
-from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS
 from batchyard.store.overview import Asked
+from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chunk import CHUNKS
 from batchyard.store.tenant.usage import _USAGE
 from batchyard.wire import Amount, BatchUsage, RequestCounts, TokenUsage
 from tests.contract.store.samples import (

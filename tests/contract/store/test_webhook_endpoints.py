@@ -11,8 +11,8 @@ import pytest
 
 from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.store import DeliveryStatus, new_sealing_key, open_store
+from batchyard.store.tables.webhook import ENDPOINTS
 from batchyard.store.tenant.tenants import TENANTS
-from batchyard.store.webhook.rows import ENDPOINTS
 from tests.contract.store.outbox_samples import (
     EVENTS,
     claim,

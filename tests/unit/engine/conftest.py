@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.vllm import VllmEngine
-from batchyard.engine.vllm_options import CPU
+from batchyard.engine.vllm.vllm import VllmEngine
+from batchyard.engine.vllm.vllm_options import CPU
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

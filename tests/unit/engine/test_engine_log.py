@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.engine.base import StartProgress
-from batchyard.engine.engine_log import MAX_CAUSE_LINES, LogTail, cause_of, progress_of
+from batchyard.engine.vllm.engine_log import MAX_CAUSE_LINES, LogTail, cause_of, progress_of
 
 if TYPE_CHECKING:
     from pathlib import Path

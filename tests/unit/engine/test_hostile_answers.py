@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from batchyard.engine import remote, server_client
 from batchyard.engine.base import EngineRequest, NoAnswer
-from batchyard.engine.line_client import stream_lines
 from batchyard.engine.middleware import line_frames
-from batchyard.engine.progress_metrics import requests_of, work_done_of
-from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.remote import remote, server_client
+from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.routes import is_served, post_routes
+from batchyard.engine.sharing.progress_metrics import requests_of, work_done_of
+from batchyard.engine.vllm.line_client import stream_lines
 from batchyard.errors import EngineLost
 from batchyard.web.retry_after import retry_after_seconds
 

@@ -30,7 +30,7 @@ from batchyard.engine.middleware.line_frames import (
     request_frame,
 )
 from batchyard.engine.middleware.line_stream import LineStream
-from batchyard.forms import AttachedFile, make_form
+from batchyard.lines.forms import AttachedFile, make_form
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from batchyard.engine.lora import lora_options
-from batchyard.engine.vllm import VllmEngine
-from batchyard.engine.vllm_options import CPU, EngineOptions
+from batchyard.engine.vllm.lora import lora_options
+from batchyard.engine.vllm.vllm import VllmEngine
+from batchyard.engine.vllm.vllm_options import CPU, EngineOptions
 from batchyard.errors import EngineStartFailed, SettingsError
 from blocks import RemoteEngineBlock, VllmEngineBlock
 

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 
 from batchyard.engine.base import EngineRequest, NoAnswer
-from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.routes import is_served, post_routes
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
-from batchyard.results import new_request_id
+from batchyard.results.results import new_request_id
 from batchyard.web.retry_after import retry_after_seconds
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.services.ports import free_port

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from batchyard.engine.base import EngineRequest
-from batchyard.engine.progress_metrics import load_of
-from batchyard.engine.sharing.objective import Objective
+from batchyard.engine.objective import Objective
 from batchyard.engine.sharing.observation import NONE, Latencies
+from batchyard.engine.sharing.progress_metrics import load_of
 from batchyard.engine.sharing.request_size import expected_tokens
 from batchyard.engine.sharing.server_load import Histogram, ServerLoad, ServerLook
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from batchyard.engine import server_client
 from batchyard.engine.base import BatchTraits, EngineRequest
-from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.server_address import possible_addresses
+from batchyard.engine.remote import server_client
+from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.remote.server_address import possible_addresses
 from batchyard.errors import EngineNotReady, EngineStartFailed, SettingsError
 from tests.patience import PATIENCE
 

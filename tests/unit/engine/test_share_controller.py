@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchyard.engine.objective import Objective
 from batchyard.engine.sharing import controller as rules
 from batchyard.engine.sharing.controller import ShareController
-from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.sharing.observation import Latencies, Observation
 from batchyard.engine.sharing.share import Share
 from batchyard.errors import SettingsError

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
+from batchyard.engine.objective import Objective
 from batchyard.engine.sharing import controller as rules
 from batchyard.engine.sharing import gate as gates
 from batchyard.engine.sharing.controller import ShareController
 from batchyard.engine.sharing.gate import ShareGate
 from batchyard.engine.sharing.metrics_look import MetricsLook
-from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.sharing.request_size import expected_tokens
 from tests.patience import PATIENCE
 

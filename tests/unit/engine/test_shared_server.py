@@ -13,12 +13,12 @@ import pytest
 from aiohttp import web
 
 from batchyard.engine.base import BatchTraits, EngineRequest
-from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.objective import Objective
+from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.remote.seats import seats_of
 from batchyard.engine.routes import routes_with_field
-from batchyard.engine.seats import seats_of
 from batchyard.engine.sharing import controller
 from batchyard.engine.sharing import gate as gates
-from batchyard.engine.sharing.objective import Objective
 from batchyard.errors import EngineLost, SettingsError
 from tests.patience import PATIENCE
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
-from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed
 from tests.patience import PATIENCE
 

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine import vllm
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer, StartProgress
 from batchyard.engine.middleware import line_stream
+from batchyard.engine.vllm import vllm
 from batchyard.errors import EngineLost, EngineStartFailed
-from batchyard.runner.window import Window
-from batchyard.runner.window_request import WindowRequest
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from batchyard.engine.base import EngineAnswer
-    from batchyard.engine.vllm import VllmEngine
-    from batchyard.results import ResultLine
+    from batchyard.engine.vllm.vllm import VllmEngine
+    from batchyard.results.results import ResultLine
 
     MakeEngine = Callable[..., VllmEngine]
 
@@ -426,7 +426,7 @@ async def test_a_server_that_falls_silent_is_lost(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen process closes no connection: the missing signs of life tell."""
-    monkeypatch.setattr("batchyard.engine.line_client.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("batchyard.engine.vllm.line_client.SILENCE_SECONDS", 0.5)
     engine = make_engine()
     await engine.start()
     reader = asyncio.create_task(ask(engine, "/hang"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batchyard.engine.vllm import VllmEngine
-from batchyard.engine.vllm_options import (
+from batchyard.engine.vllm.vllm import VllmEngine
+from batchyard.engine.vllm.vllm_options import (
     CPU,
     CUDA_LARGE,
     CUDA_SMALL,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.vllm import VllmEngine
-from batchyard.engine.vllm_version import vllm_version
+from batchyard.engine.vllm.vllm import VllmEngine
+from batchyard.engine.vllm.vllm_version import vllm_version
 from batchyard.errors import EngineStartFailed
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from batchyard.engine.vllm import private_folder
-from batchyard.exporter import scrape
-from batchyard.exporter.page import make_page
-from batchyard.exporter.server import application
-from batchyard.metric_families import FAMILIES, INFLIGHT, LINE_SECONDS, READY, RETRIES
-from batchyard.runner.counts import BOUNDS, RunnerCounts
-from batchyard.services.published import FOLDER_VARIABLE, Figures, publishing
+from batchyard.engine.vllm.vllm import private_folder
+from batchyard.metrics.exporter import scrape
+from batchyard.metrics.exporter.page import make_page
+from batchyard.metrics.exporter.server import application
+from batchyard.metrics.metric_families import FAMILIES, INFLIGHT, LINE_SECONDS, READY, RETRIES
+from batchyard.metrics.published import FOLDER_VARIABLE, Figures, publishing
+from batchyard.runner.window.counts import BOUNDS, RunnerCounts
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ async def test_a_process_that_was_killed_has_no_gauges(folder: Path) -> None:
     """Its file is still there, and says what was true then."""
     script = (
         "import asyncio, os, pathlib, sys\n"
-        "from batchyard.services.published import Figures, publishing\n"
+        "from batchyard.metrics.published import Figures, publishing\n"
         "async def main():\n"
         "    async with publishing({'model': 'm', 'engine': '0'}, lambda: Figures("
         f"{{'{INFLIGHT.name}': 4}}, {{'{RETRIES.name}': {{'failed': 1}}}})):\n"

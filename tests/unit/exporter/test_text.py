@@ -7,8 +7,8 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from batchyard.exporter.text import MAX_LINE_CHARACTERS, MAX_LINES, Added, MergedPage
-from batchyard.metric_families import READY, RETRIES
+from batchyard.metrics.exporter.text import MAX_LINE_CHARACTERS, MAX_LINES, Added, MergedPage
+from batchyard.metrics.metric_families import READY, RETRIES
 
 ZERO, ONE = {"batchyard_engine": "0"}, {"batchyard_engine": "1"}
 VLLM = """\

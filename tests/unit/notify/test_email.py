@@ -12,8 +12,8 @@ import pytest
 
 from batchyard.batch_error import BatchError
 from batchyard.lifecycle import BatchStatus
-from batchyard.line_errors import ErrorCount
 from batchyard.notify.email import GivenUp, batch_email, given_up_email
+from batchyard.results.line_errors import ErrorCount
 from batchyard.wire import BatchErrors, RequestCounts
 from tests.unit.notify.batches import BATCH_ID, ended_batch
 

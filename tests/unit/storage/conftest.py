@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.locations.web import WebAccess
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.web import WebAccess
 from tests.unit.storage.web_server import WebServer, running_web_server
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from batchyard.errors import (
     StorageError,
     StorageUnavailable,
 )
+from batchyard.locations.download import download
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.download import download
 from tests.services.tcp import silent_server
 from tests.unit.storage.web_server import (
     Answer,
@@ -40,7 +40,7 @@ from tests.unit.storage.web_server import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from batchyard.storage.web import WebAccess
+    from batchyard.locations.web import WebAccess
 
 MIB = 1024 * 1024
 CONTENT = random.Random(2).randbytes(3 * MIB + 5)

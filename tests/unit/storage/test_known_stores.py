@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from batchyard.storage.known_stores import is_known_store
+from batchyard.locations.known_stores import is_known_store
 
 ARN = "arn:{0}:s3:{1}:123456789012:accesspoint/mine"
 

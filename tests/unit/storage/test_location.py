@@ -14,15 +14,15 @@ from batchyard.errors import (
     ObjectNotFound,
     ObjectTooLarge,
 )
-from batchyard.storage.access import Access, Location
-from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import parse_location, read_location, write_location
-from batchyard.storage.s3_object import S3Object
-from batchyard.storage.web_url import WebUrl
+from batchyard.locations.access import Access, Location
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.location import parse_location, read_location, write_location
+from batchyard.locations.s3_object import S3Object
+from batchyard.locations.web_url import WebUrl
 from tests.unit.storage.web_server import gives, says
 
 if TYPE_CHECKING:
-    from batchyard.storage.web import WebAccess
+    from batchyard.locations.web import WebAccess
     from tests.unit.storage.web_server import WebServer
 
 

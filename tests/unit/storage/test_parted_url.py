@@ -19,17 +19,17 @@ from batchyard.errors import (
     ObjectTooLarge,
     StorageUnavailable,
 )
-from batchyard.storage import upload as module
-from batchyard.storage.access import Access
+from batchyard.locations import upload as module
+from batchyard.locations.access import Access
+from batchyard.locations.location import parse_location, read_location, write_location
+from batchyard.locations.parted_url import MOST_PARTS, PartedUrl
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.location import parse_location, read_location, write_location
-from batchyard.storage.parted_url import MOST_PARTS, PartedUrl
 from tests.unit.storage.web_server import close, keeps_processing, says
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from batchyard.storage.web import WebAccess
+    from batchyard.locations.web import WebAccess
     from tests.unit.storage.web_server import Answer, WebServer
 
 MIB = 1024 * 1024

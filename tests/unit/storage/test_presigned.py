@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from batchyard.errors import AccessDenied, LocationRefused
-from batchyard.storage.presigned import (
+from batchyard.locations.presigned import (
     check_not_expired,
     earliest_expiry,
     expires_at,

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import AccessDenied, ObjectNotFound, StorageUnavailable
-from batchyard.storage import probe, web_url
-from batchyard.storage.access import Access
-from batchyard.storage.location import parse_location
-from batchyard.storage.parted_url import PartedUrl
-from batchyard.storage.probe import probe_put
+from batchyard.locations import probe, web_url
+from batchyard.locations.access import Access
+from batchyard.locations.location import parse_location
+from batchyard.locations.parted_url import PartedUrl
+from batchyard.locations.probe import probe_put
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.storage.access import Location
-    from batchyard.storage.web import WebAccess
+    from batchyard.locations.access import Location
+    from batchyard.locations.web import WebAccess
 
 QUERY = "X-Amz-Signature=hunter2&X-Amz-SignedHeaders=host"
 

@@ -22,17 +22,17 @@ from batchyard.errors import (
     StorageFull,
     StorageUnavailable,
 )
+from batchyard.locations.location import parse_location
+from batchyard.locations.presigned import S3_PUT_LIMIT_BYTES
+from batchyard.locations.upload import upload
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.location import parse_location
-from batchyard.storage.presigned import S3_PUT_LIMIT_BYTES
-from batchyard.storage.upload import upload
 from tests.services.tcp import silent_server
 from tests.unit.storage.web_server import close, says
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from batchyard.storage.web import WebAccess
+    from batchyard.locations.web import WebAccess
     from tests.unit.storage.web_server import Answer, WebServer
 
 CONTENT = b'{"custom_id": "a"}\n' * 100_000

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchyard.errors import LocationRefused, StorageError
+from batchyard.locations.download import download
+from batchyard.locations.upload import upload
+from batchyard.locations.web import WebAccess
 from batchyard.notify.webhook import WebhookSender
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.download import download
-from batchyard.storage.upload import upload
-from batchyard.storage.web import WebAccess
 
 if TYPE_CHECKING:
     import ssl

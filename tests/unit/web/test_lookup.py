@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web as server_side
 from aiohttp.test_utils import RawTestServer
 
-from batchyard.threads import in_thread
+from batchyard.processes.threads import in_thread
 from batchyard.web.lookup import Lookups
 from batchyard.web.resolver import Resolver
 from batchyard.web.session import web_session

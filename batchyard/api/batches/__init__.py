@@ -1,0 +1,1 @@
+"""Routes of batches, their events and their results."""

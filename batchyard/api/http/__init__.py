@@ -1,0 +1,1 @@
+"""HTTP for every route: bodies, errors, sessions and pages."""

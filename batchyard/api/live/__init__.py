@@ -1,0 +1,1 @@
+"""Routes of live requests and of responses."""

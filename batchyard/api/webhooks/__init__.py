@@ -1,0 +1,1 @@
+"""Routes of webhook endpoints and of what is delivered to them."""

@@ -1,0 +1,51 @@
+"""``--chain FILE``: the further stages of a batch, as TOML::
+
+[[then]]
+endpoint = "/v1/embeddings"
+model = "bge-m3"
+template_file = "embed.json.j2"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from batchyard.batch.chains import stages_of
+from batchyard.errors import RequestRefused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from batchyard.batch.chains import Stage
+
+
+def read_chain(path: Path | None) -> tuple[Stage, ...]:
+    """The stages; none for no file. A ``template_file`` is next to it.
+
+    Raises :class:`~batchyard.errors.RequestRefused`, for a file without a stage too.
+    """
+    if path is None:
+        return ()
+    try:
+        asked = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        if unknown := sorted(asked.keys() - {"then"}):
+            raise _refused(f"{path} has no '{unknown[0]}': each stage begins with [[then]].")
+        stages = stages_of([_with_template(path, each) for each in asked.get("then", ())])
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise _refused(f"{path} cannot be read as a chain: {error}.") from None
+    if not stages:
+        raise _refused(f"{path} has no stage: each stage begins with [[then]].")
+    return stages
+
+
+def _with_template(path: Path, stage: dict[str, Any]) -> dict[str, Any]:
+    stage = dict(stage)
+    name = stage.pop("template_file", None)
+    if name is None:
+        return stage
+    return {**stage, "template": (path.parent / name).read_text(encoding="utf-8-sig")}
+
+
+def _refused(message: str) -> RequestRefused:
+    return RequestRefused(message, param="chain", code="invalid_value")

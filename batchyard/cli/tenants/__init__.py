@@ -1,0 +1,1 @@
+"""Commands for tenants, their keys and their webhooks."""

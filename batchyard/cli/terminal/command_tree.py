@@ -1,0 +1,138 @@
+"""The commands as Typer has them, of which a process imports the one that it is to run.
+
+Together they import nearly all of the product. Of the others only the names are known: they are
+enough for the list of commands and for the answer to an unknown one.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+import batchyard
+from batchyard.cli.terminal.exit_status import in_a_line
+from batchyard.cli.terminal.metavars import name_values
+from batchyard.cli.terminal.panels import SUMMARIES, arrange, list_options_plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ENTRY_POINTS: Final = "batchyard.commands"
+_OURS: Final = {
+    "submit": "batches.submit:submit",
+    "estimate": "batches.estimate:estimate",
+    "list": "batches.list_batches:list_batches",
+    "show": "batches.show:show",
+    "watch": "batches.watch:watch",
+    "logs": "batches.logs:logs",
+    "models": "operate.list_models:models",
+    "results": "batches.results:results",
+    "cancel": "batches.cancel:cancel",
+    "pause": "batches.steer:pause",
+    "unpause": "batches.steer:unpause",
+    "priority": "batches.steer:priority",
+    "retry": "batches.retry:retry",
+    "audit": "tenants.audit:audit",
+    "tenants": "tenants.tenants:app",
+    "keys": "tenants.keys:app",
+    "webhooks": "tenants.webhooks:app",
+    "deliveries": "operate.deliveries:app",
+    "deliver": "operate.deliver:deliver",
+    "secrets": "tenants.sealing_keys:app",
+    "storage": "operate.storage:app",
+    "serve": "operate.serve:serve",
+    "migrate": "operate.migrate:migrate",
+    "doctor": "operate.doctor:doctor",
+    "reconcile": "operate.upkeep:reconcile",
+    "expire-files": "operate.upkeep:expire_files",
+    # Earlier names, which still work in this release.
+    "resume": "batches.steer:unpause",
+    "quota": "tenants.quota:quota",
+    "email": "tenants.notify_email:email",
+}
+"""The module of this package that has each, and its function or its commands there."""
+_ADDED_WITH: Final = {"execute": "worker"}
+"""Commands that the entry point of another one adds."""
+_SETTINGS: Final = {
+    # Otherwise a negative number would be taken for an option.
+    "priority": {"ignore_unknown_options": True},
+}
+
+
+def make_app(words: Sequence[str] | None = None) -> typer.Typer:
+    """The command with every subcommand that is installed.
+
+    With ``words``, those of a command line, only the one that they name can be run.
+    """
+    app = typer.Typer(
+        help="Your own OpenAI Batch API, on your own GPUs.",
+        epilog=in_a_line(),
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_whatever_the_command)
+    if words is None:
+        for name in _OURS:
+            _add_ours(app, name)
+        _add_installed(app, None)
+        return app
+    named = next((word for word in words if not word.startswith("-")), "")
+    for name in SUMMARIES.keys() - {named}:
+        app.command(name)(_is_not_named)
+    if named in _OURS:
+        _add_ours(app, named)
+    else:
+        _add_installed(app, named)
+    return app
+
+
+def make_command(words: Sequence[str] | None = None) -> Any:
+    """The same as Click has it, arranged for people."""
+    command = typer.main.get_command(make_app(words))
+    arrange(command)
+    name_values(command)
+    list_options_plainly(command)
+    return command
+
+
+def _add_ours(app: typer.Typer, name: str) -> None:
+    module, _, attribute = _OURS[name].partition(":")
+    found = getattr(import_module(f"batchyard.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        app.command(name, hidden=name not in SUMMARIES, context_settings=_SETTINGS.get(name))(found)
+
+
+def _add_installed(app: typer.Typer, named: str | None) -> None:
+    """Add the commands of entry points: the named one with those that no list has, or all."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - most commands are ours
+
+    wanted = _ADDED_WITH.get(named or "", named)
+    for found in entry_points(group=ENTRY_POINTS):
+        if wanted is None or found.name == wanted or found.name not in SUMMARIES:
+            found.load()(app)
+
+
+def _is_not_named() -> None:
+    """Stands for a command that the command line does not name, and is never called."""
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"batchyard {batchyard.__version__}")
+        raise typer.Exit
+
+
+def _whatever_the_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before every command."""

@@ -1,0 +1,1 @@
+"""Chains: finished lines of one stage become the input of the next."""

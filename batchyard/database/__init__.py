@@ -1,0 +1,1 @@
+"""The database, without any of our tables: engines, transactions, clocks, leases, migrations."""

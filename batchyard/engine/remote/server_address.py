@@ -1,0 +1,89 @@
+"""Where a server has its endpoints, by the URL that an operator gave. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from batchyard.errors import SettingsError
+from batchyard.lines.endpoints import ENDPOINTS
+
+MODELS: Final = "/v1/models"
+_V1: Final = "/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """One way to make the URL of a request: ``base``, and the path that the request names.
+
+    ``without_v1``: the base takes the place of the ``/v1`` that the path begins with. OpenAI's SDKs
+    append ``/chat/completions`` to any base; other clients append ``/v1/chat/completions``.
+    """
+
+    base: str
+    socket_path: str | None = None
+    without_v1: bool = False
+
+    def url(self, path: str) -> str:
+        """The URL of a path such as ``/v1/chat/completions``."""
+        return self.base + self.below_base(path)
+
+    def below_base(self, path: str) -> str:
+        """The path as the server knows it."""
+        is_shorter = self.without_v1 and path.startswith(f"{_V1}/")
+        return path.removeprefix(_V1) if is_shorter else path
+
+    @property
+    def shown(self) -> str:
+        """For messages: without secrets, as the URL of a server has none."""
+        return self.socket_path or self.base
+
+
+def possible_addresses(base_url: str) -> tuple[ServerAddress, ...]:
+    """What a base URL may mean, the most usual first: one that ends in ``/v1`` means one thing.
+
+    Raises :class:`~batchyard.errors.SettingsError` for what is no base URL.
+    """
+    parts = urlsplit(base_url)
+    if parts.scheme == "unix" and parts.path:
+        base, socket_path = "http://engine", parts.path
+    elif parts.scheme in {"http", "https"} and parts.hostname and not parts.username:
+        path = parts.path.rstrip("/")
+        base, socket_path = f"{parts.scheme}://{parts.netloc}{path}", None
+        shorter = without_endpoint(base)
+        if shorter is not None and _is_surely_an_endpoint(base, shorter):
+            raise SettingsError(
+                f"the engine's base_url ends in an endpoint: use {shorter}, to which the endpoint "
+                "of each line is appended"
+            )
+    else:
+        raise SettingsError(
+            "the engine's base_url must be http://host, https://host or unix:///path.sock,"
+            " without a user name in it"
+        )
+    if base.endswith(_V1):
+        return (ServerAddress(base.removesuffix(_V1), socket_path),)
+    return (
+        ServerAddress(base, socket_path),
+        ServerAddress(base, socket_path, without_v1=True),
+    )
+
+
+def without_endpoint(base: str) -> str | None:
+    """The base of a URL that ends like an endpoint; None if it does not."""
+    path = urlsplit(base).path
+    tail = next((each for each in _TAILS if path.endswith(each)), None)
+    return None if tail is None else base.removesuffix(tail)
+
+
+def _is_surely_an_endpoint(url: str, base: str) -> bool:
+    """A gateway may have a whole server below ``/rerank``, and hardly below ``/v1/rerank``."""
+    tail = url.removeprefix(base)
+    return tail.count("/") > 1 or _VERSION.search(urlsplit(base).path) is not None
+
+
+_TAILS: Final = sorted({path.removeprefix(_V1) for path in (*ENDPOINTS, MODELS)}, key=len)[::-1]
+"""The longest first: ``/v2/rerank`` ends in ``/rerank`` too."""
+_VERSION: Final = re.compile(r"/v[0-9]+$", re.ASCII)

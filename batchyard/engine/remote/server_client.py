@@ -1,0 +1,88 @@
+"""HTTP with a server that is not ours: one session, short looks, answers up to a limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import aiohttp
+from yarl import URL
+
+from batchyard.web.url import shown
+
+if TYPE_CHECKING:
+    import ssl
+
+    from batchyard.engine.remote.server_address import ServerAddress
+
+LOOK_TIMEOUT_SECONDS: Final = 10.0
+MAX_LOOK_BYTES = 16 * 1024**2
+"""Of what the server says of itself."""
+
+
+class Look(NamedTuple):
+    """What the server answered to a question of ours."""
+
+    status: int
+    body: bytes
+    location: str
+    """Where it redirects to, as a message may show it; empty if it does not."""
+
+
+def open_session(
+    address: ServerAddress, api_key: str | None, ssl_context: ssl.SSLContext | None
+) -> aiohttp.ClientSession:
+    """A session for requests to this server, and no other."""
+    # No limit of connections: the caller's window is the limit.
+    connector = (
+        aiohttp.UnixConnector(address.socket_path, limit=0)
+        if address.socket_path
+        else aiohttp.TCPConnector(limit=0, ssl=ssl_context or True)
+    )
+    # Not compressed: the body goes into our files as it came.
+    headers = {"Accept-Encoding": "identity"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers=headers,
+        # With a balancer's cookie, one of the servers behind it would get all requests.
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+    )
+
+
+async def look_at(
+    session: aiohttp.ClientSession, url: str, *, method: str = "GET", body: bytes | None = None
+) -> Look:
+    """A short exchange. Raises what aiohttp raises, and ``OSError``."""
+    timeout = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_SECONDS)
+    headers = None if body is None else {"Content-Type": "application/json"}
+    async with session.request(
+        method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+    ) as response:
+        told = await read_up_to(response, MAX_LOOK_BYTES) or b""
+        return Look(response.status, told, location_of(response))
+
+
+async def read_up_to(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+    """The body; None, and the connection is closed, where it is longer than the limit."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > limit_bytes:
+            response.close()
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def location_of(response: aiohttp.ClientResponse) -> str:
+    """Where the answer redirects to, without credentials and query; empty if it does not."""
+    location = response.headers.get("Location", "")
+    if not location:
+        return ""
+    try:
+        return shown(str(response.url.join(URL(location))))
+    except ValueError:
+        return shown("")

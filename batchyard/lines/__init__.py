@@ -1,0 +1,1 @@
+"""What a request line is: its form, its endpoint, its prompt, and what a client may write."""

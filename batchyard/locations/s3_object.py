@@ -1,0 +1,94 @@
+"""``s3://bucket/key``, as a user's IN or OUT."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Self
+
+from batchyard.errors import LocationRefused
+from batchyard.processes.threads import in_thread
+from batchyard.storage.bucket import S3Bucket, S3Credentials
+from batchyard.storage.file import read_file
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+    from pathlib import Path
+
+    from batchyard.locations.access import Access
+
+
+@dataclass(frozen=True, slots=True)
+class S3Object:
+    """A :class:`~batchyard.locations.access.Location`: an object, with our credentials."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The object that ``s3://bucket/key`` names; raises LocationRefused for anything else."""
+        bucket, _, key = text.partition("://")[2].partition("/")
+        if not bucket or not key:
+            raise LocationRefused(f"{text} names no object: write s3://bucket/key")
+        return cls(bucket, key)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+    @property
+    def text(self) -> str:
+        return str(self)
+
+    @property
+    def filename(self) -> str:
+        return PurePosixPath(self.key).name
+
+    @property
+    def expires_at(self) -> int | None:
+        return None
+
+    async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
+        async with (
+            connected_bucket(self.bucket, access) as connected,
+            contextlib.aclosing(connected.read(self.key)) as stream,
+        ):
+            async for block in stream:
+                yield block
+
+    async def keys(self, access: Access, prefix: str) -> AsyncGenerator[str]:
+        """The keys of this bucket that begin with ``prefix``, in byte order."""
+        async with (
+            connected_bucket(self.bucket, access) as connected,
+            contextlib.aclosing(connected.list(prefix)) as found,
+        ):
+            async for key in found:
+                yield key
+
+    async def check_output(self) -> None:
+        """Raises LocationRefused for what names a folder; only a write tells the rest."""
+        if self.key.endswith("/"):
+            raise LocationRefused(f"{self} is a folder: give a file, such as {self}results.jsonl")
+
+    async def probe(self, _: Access) -> None:
+        """Only a write tells."""
+
+    async def write(self, path: Path, access: Access) -> None:
+        async with (
+            connected_bucket(self.bucket, access) as connected,
+            contextlib.aclosing(read_file(path)) as parts,
+        ):
+            await connected.write(self.key, parts)
+
+
+@contextlib.asynccontextmanager
+async def connected_bucket(name: str, access: Access) -> AsyncIterator[S3Bucket]:
+    """The user's bucket of this name, as long as the block runs."""
+    found = await access.credentials(S3Credentials)
+    credentials = replace(found, ca_file=access.ca_file)
+    connected = await in_thread(S3Bucket, name, credentials)
+    try:
+        yield connected
+    finally:
+        await connected.close()

@@ -1,0 +1,1 @@
+"""Live requests beside the batch, over the runner's own server."""

@@ -1,0 +1,1 @@
+"""What a runner measures of its engine and of its batches."""

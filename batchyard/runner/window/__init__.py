@@ -1,0 +1,1 @@
+"""Requests in flight: what may be sent now, and what an answer means."""

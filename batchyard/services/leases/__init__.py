@@ -1,0 +1,1 @@
+"""Leases of this process on batches, and how they are renewed."""

@@ -1,0 +1,1 @@
+"""This machine: folders, keys, connections, and the Python that has the engine."""

@@ -1,0 +1,1 @@
+"""What a restored database or a clock that was set back requires."""

@@ -1,0 +1,1 @@
+"""Finished lines in the object store."""

@@ -1,0 +1,1 @@
+"""What is said of a batch: its history, why it waits, its trace."""

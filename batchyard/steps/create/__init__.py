@@ -1,0 +1,1 @@
+"""From a request for a batch to its row."""

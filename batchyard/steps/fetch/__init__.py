@@ -1,0 +1,1 @@
+"""From the user's place to an input file in the object store."""

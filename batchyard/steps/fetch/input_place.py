@@ -1,0 +1,47 @@
+"""Reading a place that the user named as the input: what fails there is no failure of ours."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
+
+from batchyard.errors import StorageError, StorageFull
+from batchyard.locations.location import read_location
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from batchyard.locations.access import Location
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+
+@contextmanager
+def failures_of_input() -> Iterator[None]:
+    """Mark errors in the block as the input's: nobody could say when they will have passed.
+
+    A full disk is ours, as the block writes nothing to the input.
+    """
+    try:
+        yield
+    except StorageError as error:
+        error.is_of_input |= not isinstance(error, StorageFull)
+        raise
+
+
+async def read_input(
+    services: Services, batch: BatchRecord, place: Location, *, limit_bytes: int
+) -> AsyncGenerator[bytes]:
+    """The bytes at the place, as the owner of the batch may read them.
+
+    Raises :class:`~batchyard.errors.StorageError`, marked as the input's.
+    """
+    access = services.access_for(batch.options)
+    try:
+        read = read_location(place, limit_bytes=limit_bytes, access=access)
+        async with aclosing(read) as stream:
+            async for block in stream:
+                yield block
+    except StorageError as error:
+        error.is_of_input = True
+        raise

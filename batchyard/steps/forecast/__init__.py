@@ -1,0 +1,1 @@
+"""How long a batch will take."""

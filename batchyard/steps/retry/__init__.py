@@ -1,0 +1,1 @@
+"""From failed lines to a new batch."""

@@ -1,0 +1,321 @@
+"""Retry: a new batch of lines of one that has ended, as they were or with other parameters."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from batchyard.errors import (
+    IdempotencyConflict,
+    ObjectNotFound,
+    RecordNotFound,
+    RequestRefused,
+)
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lines.body_patch import NO_PATCH
+from batchyard.lines.framing import joined
+from batchyard.processes.threads import from_thread, in_thread
+from batchyard.services.arrivals import arriving
+from batchyard.services.keys import file_key
+from batchyard.services.places import Places, places_of
+from batchyard.services.quotas import default_quota
+from batchyard.steps.create.create import check_model, parse_window
+from batchyard.steps.create.destinations import check_destinations, url_facts
+from batchyard.steps.fetch.input_file import wipe_unnamed
+from batchyard.steps.retry.retry_lines import ALL_FAILED, chosen_lines, lines_of
+from batchyard.storage.file import os_errors_as_ours
+from batchyard.store import NewBatch, NewFile
+from batchyard.wire import new_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from batchyard.batch.chains import Stage
+    from batchyard.lines.body_patch import BodyPatch
+    from batchyard.locations.access import Location
+    from batchyard.services.services import Services
+    from batchyard.steps.retry.retry_lines import LineChoice
+    from batchyard.store import BatchOptions, BatchRecord, FileRecord, IdempotencyKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryCaller:
+    """Who asks for a retry: a client of the API, or, without a ``tenant``, an operator.
+
+    A client's new batch is a client's, even if the first one is not.
+    """
+
+    tenant: str | None = None
+    batches_per_hour: int | None = None
+    idempotency: IdempotencyKey | None = None
+
+
+_OPERATOR = RetryCaller()
+
+
+async def retry_batch(services: Services, batch_id: str, **asked: Any) -> str:
+    """The id of the new batch: :func:`accept_retry`, for those who need no more."""
+    return (await accept_retry(services, batch_id, **asked)).id
+
+
+async def accept_retry(
+    services: Services,
+    batch_id: str,
+    *,
+    choice: LineChoice = ALL_FAILED,
+    patch: BodyPatch = NO_PATCH,
+    completion_window: str | None = None,
+    output: Location | None = None,
+    error: Location | None = None,
+    caller: RetryCaller = _OPERATOR,
+) -> BatchRecord:
+    """Create a batch of the chosen lines of ``batch_id``; returns the new batch.
+
+    A line keeps its bytes, but for what the ``patch`` changes in its body, and all keep their
+    order. Lines that were left out because they are bad stay left out: they would be again. If the
+    batch failed without a result, the new batch has all its lines. Everything else is as before,
+    except for the completion window, if one is given, and the locations: results are written to
+    ``output`` and ``error`` only.
+
+    Raises :class:`~batchyard.errors.RequestRefused` where there is nothing to retry,
+    :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.StorageError` for a
+    location that can never work.
+    """
+    batch = await services.store.batches.get(batch_id, caller.tenant)
+    window = completion_window or batch.completion_window
+    window_seconds = parse_window(window, services.settings)
+    places = await _destinations(services, batch, output, error)
+    options = await _options(services, batch, patch, is_client=caller.tenant is not None)
+    receivers = (await services.store.batch_places.locations(batch.id)).receivers
+    files = await _files_of(services, batch, choice)
+    limits = services.settings.limits.to_limits(of_client=options.public_urls)
+    # Lines that nothing is added to may run again, also after the limit was lowered.
+    most_bytes = max(limits.max_bytes, files.source.size_bytes)
+    file = await _copy_lines(services, batch, files, choice, patch, most_bytes)
+    new = NewBatch(
+        endpoint=batch.endpoint,
+        completion_window=window,
+        window_seconds=window_seconds,
+        input_file_id=file.id,
+        metadata=batch.metadata,
+        options=msgspec.structs.replace(
+            options, urls=url_facts(places.output, places.error), parts=(), error_counts=()
+        ),
+        locations=places.to_text(receivers),
+        priority=batch.priority,
+        tenant=batch.tenant,
+        output_lifetime_seconds=batch.output_lifetime_seconds,
+        notify_email=batch.notify_email,
+        retry_of=batch.id,
+        then=await _further_stages(services, batch),
+    )
+    try:
+        made = await services.store.batches.create(
+            new,
+            input_file=file,
+            quota=default_quota(services),
+            batches_per_hour=caller.batches_per_hour,
+            idempotency=caller.idempotency,
+        )
+    except (IdempotencyConflict, RequestRefused):
+        await wipe_unnamed(services, file.storage_key)
+        raise
+    # After another error the batch may be there: then these are its bytes, or else the sweep's.
+    if made.id != new.id:
+        # The same request was accepted before.
+        await wipe_unnamed(services, file.storage_key)
+    return made
+
+
+async def _options(
+    services: Services, batch: BatchRecord, patch: BodyPatch, *, is_client: bool
+) -> BatchOptions:
+    """Those of the first batch. A client may not send what only the operator's files may have."""
+    options = batch.options
+    if is_client:
+        options = msgspec.structs.replace(options, public_urls=True, any_body=False)
+        if options.on_invalid_output is not None:
+            options.on_invalid_output.check_patch(services.settings.bodies.to_policy())
+    if (model := patch.model) is None:
+        return options
+    await check_model(services, model, is_client=options.public_urls, param="set")
+    return msgspec.structs.replace(options, models=(model,) if options.models else ())
+
+
+async def _further_stages(services: Services, batch: BatchRecord) -> tuple[Stage, ...]:
+    return (await services.store.chains.get(batch.id)).stages if batch.stages else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The input, and the result files that say which lines are chosen; neither: all lines."""
+
+    source: FileRecord
+    errors: FileRecord | None = None
+    output: FileRecord | None = None
+
+
+async def _files_of(services: Services, batch: BatchRecord, choice: LineChoice) -> _Files:
+    _check_ended(batch)
+    source = await _file(services, batch, "input", batch.input_file_id)
+    has_results = batch.output_file_id or batch.error_file_id
+    if batch.status is BatchStatus.FAILED and not has_results and choice.failed:
+        return _Files(source)
+    errors, output = None, None
+    if choice.looks_at_errors and batch.error_file_id is not None:
+        errors = await _file(services, batch, "error", batch.error_file_id)
+    if choice.looks_at_answers and batch.output_file_id is not None:
+        output = await _file(services, batch, "output", batch.output_file_id)
+    if errors is None and output is None:
+        raise _nothing_chosen(batch, choice)
+    return _Files(source, errors, output)
+
+
+def _check_ended(batch: BatchRecord) -> None:
+    if batch.holds_responses:
+        raise _refused(
+            f"{batch.id} holds background responses: their clients see how each of them ended, "
+            "and ask again.",
+            "nothing_to_retry",
+        )
+    if batch.part_of is not None:
+        raise _refused(
+            f"{batch.id} is a part of {batch.part_of}: retry that one.", "nothing_to_retry"
+        )
+    if batch.status not in TERMINAL:
+        raise _refused(
+            f"{batch.id} is {batch.status.value}: wait until it has ended, or cancel it, "
+            "and retry then.",
+            "batch_not_finished",
+        )
+    if batch.in_progress_at is None:
+        why = (
+            "its errors say why, put that right"
+            if batch.status is BatchStatus.FAILED
+            else "none of its requests was run"
+        )
+        raise _refused(
+            f"{batch.id} ended before its input was found valid: {why} and submit the file as a "
+            "new batch.",
+            "batch_not_validated",
+        )
+
+
+def _nothing_chosen(batch: BatchRecord, choice: LineChoice) -> RequestRefused:
+    why = f"No request of {batch.id} is chosen: there is nothing to retry."
+    if choice == ALL_FAILED and batch.error_file_id is None:
+        why = f"Every request of {batch.id} was answered: there is nothing to retry."
+    elif choice == ALL_FAILED:
+        why = (
+            f"Every line in the error file of {batch.id} is a bad one: correct these lines and "
+            "submit them as a new batch."
+        )
+    return _refused(why, "nothing_to_retry")
+
+
+async def _file(services: Services, batch: BatchRecord, kind: str, file_id: str) -> FileRecord:
+    try:
+        return await services.store.files.get(file_id)
+    except RecordNotFound:
+        raise _file_gone(batch, kind) from None
+
+
+async def _copy_lines(
+    services: Services,
+    batch: BatchRecord,
+    files: _Files,
+    choice: LineChoice,
+    patch: BodyPatch,
+    most_bytes: int,
+) -> NewFile:
+    """Store the lines to retry as a file, durable but not yet recorded.
+
+    What the patch sets is in each line: a mebibyte of it would become many gigabytes. Raises
+    :class:`~batchyard.errors.RequestRefused` for more than ``most_bytes``, and
+    :class:`~batchyard.errors.StorageLimitExceeded`.
+    """
+    with os_errors_as_ours(str(services.spool)):
+        folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="retry-"))
+    try:
+        source = await _local_path(services, batch, "input", files.source, folder)
+        errors, output = None, None
+        if files.errors is not None:
+            errors = await _local_path(services, batch, "error", files.errors, folder)
+        if files.output is not None:
+            output = await _local_path(services, batch, "output", files.output, folder)
+        if errors is None and output is None:
+            lines = lines_of(source)
+        else:
+            are_asked_here = not batch.stages
+            lines = chosen_lines(
+                batch.id, source, errors, output, choice, are_asked_here=are_asked_here
+            )
+        parts = _at_most(most_bytes, joined(patch.applied(line) + b"\n" for line in lines))
+        file_id = new_file_id()
+        with arriving(services, batch.tenant) as within_quota:
+            stored = await services.storage.put(file_key(file_id), within_quota(from_thread(parts)))
+    finally:
+        await in_thread(shutil.rmtree, folder, ignore_errors=True)
+    if not stored.size_bytes:
+        await services.storage.delete(stored.key)
+        raise _nothing_chosen(batch, choice)
+    return NewFile(
+        id=file_id,
+        purpose="batch",
+        filename=f"{batch.id}_retry.jsonl",
+        size_bytes=stored.size_bytes,
+        sha256=stored.sha256,
+        storage_key=stored.key,
+        tenant=batch.tenant,
+    )
+
+
+def _at_most(most_bytes: int, parts: Iterable[bytes]) -> Iterator[bytes]:
+    size_bytes = 0
+    for part in parts:
+        size_bytes += len(part)
+        if size_bytes > most_bytes:
+            raise RequestRefused(
+                f"The changed requests would have more than {most_bytes:,} bytes: set less, or "
+                "choose fewer lines.",
+                param="set",
+                code="file_too_large",
+            )
+        yield part
+
+
+async def _local_path(
+    services: Services, batch: BatchRecord, kind: str, file: FileRecord, folder: Path
+) -> Path:
+    try:
+        return await services.storage.local_path(file.storage_key, folder)
+    except ObjectNotFound:
+        raise _file_gone(batch, kind) from None
+
+
+async def _destinations(
+    services: Services, batch: BatchRecord, output: Location | None, error: Location | None
+) -> Places:
+    """The checked locations; none may replace a file of the first batch."""
+    old = await places_of(services, batch.id)
+    kinds = {"input": old.input, "output": old.output, "error": old.error}
+    taken = {f"the {kind} file of {batch.id}": location for kind, location in kinds.items()}
+    output, error = await check_destinations(output, error, taken=taken, dataset=old.dataset)
+    return Places(output=output, error=error)
+
+
+def _file_gone(batch: BatchRecord, kind: str) -> RequestRefused:
+    return _refused(
+        f"The {kind} file of {batch.id} has expired or was deleted: submit the requests that are "
+        "missing as a new batch.",
+        "file_gone",
+    )
+
+
+def _refused(message: str, code: str) -> RequestRefused:
+    return RequestRefused(message, param="batch_id", code=code)

@@ -1,0 +1,1 @@
+"""The order of the schedule as SQL: what may be leased now."""
