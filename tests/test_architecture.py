@@ -6,8 +6,11 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from batchyard import lifecycle
@@ -23,6 +26,11 @@ OUR_FOLDERS = (
     "benchmarks",
     "reference",
 )
+PACKAGES = ("batchyard", "blocks", "tasks", "flows", "commands")
+MOST_FILES = 20
+MOST_LINES = 450
+GROWING = ROOT / "batchyard/store/migrations/versions"
+"""Each change of the tables adds a file."""
 BUCKET_NAMES = {"common", "helper", "helpers", "misc", "models", "types", "util", "utils"}
 TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 
@@ -96,6 +104,42 @@ def test_imports_point_down() -> None:
     lint_imports = str(Path(sys.executable).with_name("lint-imports"))
     done = subprocess.run(lint_imports, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_about_the_architecture_has_the_rows_of_the_contracts() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages, product = settings["tool"]["importlinter"]["contracts"][:2]
+    rows = [set(row.split(" | ")) for row in packages["layers"][:-1] + product["layers"]]
+    page = (
+        (ROOT / "docs/architecture.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    )
+    names = re.findall(r"^\| (`.+?`) \|", page, re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", each)) for each in names] == rows
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Not even for types: whoever reads one of them would have to read both."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    order = TopologicalSorter(
+        {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+    )
+    order.prepare()  # raises CycleError, which names them
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_has_more_files_than_a_reader_can_hold(package: str) -> None:
+    folders = {path.parent for path in (ROOT / package).rglob("*.py")} - {GROWING}
+    full = {from_root(each): len(list(each.glob("*.py"))) for each in folders}
+    assert {name: number for name, number in full.items() if number > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_is_longer_than_a_reader_can_hold(package: str) -> None:
+    lengths = {
+        from_root(path): len(path.read_text().splitlines())
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
 @pytest.mark.parametrize("path", RUN_BY_THE_ENGINE, ids=from_root)

@@ -21,11 +21,11 @@ from batchyard.errors import (
 from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
 from batchyard.logs import event_logger
 from batchyard.schedule.turns import SMALL_BYTES
+from batchyard.services.batch_span import batch_span
 from batchyard.services.leases.held_batches import HeldBatches
 from batchyard.services.patience import PASSING
 from batchyard.services.restore.storage_mark import is_other_storage
 from batchyard.services.stop_batch import stop_failed
-from batchyard.services.story.batch_span import batch_span
 from batchyard.steps.fetch.fetch import is_small_here
 
 if TYPE_CHECKING:

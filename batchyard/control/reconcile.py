@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.logs import event_logger
+from batchyard.services.leases.overdue import stop_overdue
 from batchyard.services.restore.clock_steps import make_up_for_clock
-from batchyard.services.stop_batch import stop_overdue
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from batchyard.delivery.webhook_channel import WebhookChannel
 from batchyard.notify.outcome import SendOutcome
 from batchyard.notify.smtp import Mailer
 from batchyard.notify.webhook import WebhookSender
-from batchyard.services.story.batch_span import batch_span
+from batchyard.services.batch_span import batch_span
 from batchyard.store import DeliveryKind
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from batchyard.errors import (
     TransitionConflict,
 )
 from batchyard.logs import event_logger
-from batchyard.services.arrivals import arriving
 from batchyard.services.keys import part_key
-from batchyard.services.quotas import default_quota
+from batchyard.services.quotas import arriving, default_quota
 from batchyard.store import NewPart
 from batchyard.wire import new_part_id
 

@@ -17,9 +17,8 @@ import msgspec
 from batchyard.errors import ObjectTooLarge, RequestRefused, StorageLimitExceeded
 from batchyard.files.parts import wipe_object
 from batchyard.lines.framing import other_format
-from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
-from batchyard.services.quotas import default_quota
+from batchyard.services.quotas import arriving, default_quota
 from batchyard.store import NewFile
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
 from batchyard.wire import new_file_id

@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from batchyard.api.batches.batches import RETRY_TURNS, accepted_before, as_batches_say
 from batchyard.api.files.files import file_response
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.session import PageCaller, read_form
 from batchyard.errors import TransitionConflict
 from batchyard.page.form_key import key_of

@@ -11,9 +11,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from batchyard.api.files.files import read_form as file_form
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import allowed, refuse_nul
 from batchyard.api.http.body import body_stream, has_too_many_values
-from batchyard.api.http.errors import ApiError, missing
+from batchyard.api.http.errors import missing
 from batchyard.api.http.session import (
     CSRF_FIELD,
     CSRF_HEADER,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.routing import APIRoute
 
-from batchyard.api.http.errors import SERVER_FAILED, ApiError, as_api_error, log_failure
+from batchyard.api.http.api_error import ApiError
+from batchyard.api.http.errors import SERVER_FAILED, as_api_error, log_failure
 from batchyard.api.http.session import csrf_token
 from batchyard.errors import BatchyardError
 from batchyard.page.form_key import new_form_key

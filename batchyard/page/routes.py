@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.session import PageCaller, site_of
 from batchyard.page.batch_rows import asked_from, query_of, read_page, table_of
 from batchyard.page.engine_rows import engine_rows

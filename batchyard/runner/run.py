@@ -35,8 +35,8 @@ from batchyard.runner.window.counts import RunnerCounts
 from batchyard.runner.window.not_found_watch import NotFoundWatch
 from batchyard.runner.window.retry_policy import RetryPolicy
 from batchyard.runner.window.window import Window
+from batchyard.services.batch_span import batch_span
 from batchyard.services.patience import patiently
-from batchyard.services.story.batch_span import batch_span
 from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:

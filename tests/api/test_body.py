@@ -14,8 +14,9 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from batchyard.api.batches.batch_body import CreateBatch
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.body import MAX_JSON_BYTES, Pace, body_stream, read_json
-from batchyard.api.http.errors import ApiError, as_openai_says, handle_errors
+from batchyard.api.http.errors import as_openai_says, handle_errors
 from batchyard.api.http.json_body import (
     OF_OBJECTS,
     Boolean,

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from batchyard.api.files.files import download_file, file_response
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Caller
-from batchyard.api.http.errors import ApiError
 from batchyard.errors import StorageError
 from batchyard.files.delete import delete_file
 from batchyard.store import NewBatch, NewFile

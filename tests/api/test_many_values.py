@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.body import MAX_JSON_BYTES, parse_large_object
-from batchyard.api.http.errors import ApiError
 from batchyard.store import Quota
 
 if TYPE_CHECKING:

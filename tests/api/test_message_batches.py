@@ -13,7 +13,7 @@ import httpx
 import httpx2
 import pytest
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.messages.message_requests import MessageLines
 from batchyard.batch_error import BatchError
 from batchyard.control.reconcile import reconcile

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
 
 if TYPE_CHECKING:

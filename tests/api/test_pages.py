@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.pages import Paging, read_paging, to_list_page
 from batchyard.wire import FileDeleted, to_json
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 from batchyard.batch.prices import Price, Prices
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectTooLarge, RecordNotFound, StorageError, StorageUnavailable

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.array_elements import ArrayElements
-from batchyard.api.http.errors import ApiError
 
 JSON = st.recursive(
     st.sampled_from(["", "\\", '"', "]}", "[{", "é\n", 1, None, True]),

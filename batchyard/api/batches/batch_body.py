@@ -23,7 +23,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from batchyard.api.http.errors import ApiError, missing
+from batchyard.api.http.api_error import ApiError
+from batchyard.api.http.errors import missing
 from batchyard.api.http.json_body import (
     OF_OBJECTS,
     WITHOUT_NUL,

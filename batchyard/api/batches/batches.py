@@ -14,8 +14,9 @@ from batchyard.api.batches.batch_of_lines import accept_batch_of
 from batchyard.api.batches.retry_body import RetryBatch
 from batchyard.api.batches.runner_starter import starting_runners
 from batchyard.api.batches.stages import stages_of
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.http.errors import FULL_RETRY_AFTER_SECONDS, ApiError
+from batchyard.api.http.errors import FULL_RETRY_AFTER_SECONDS
 from batchyard.api.http.json_body import AnyKeys, JsonBody
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.pages import AskedPage, ListPage, known_cursor, to_list_page

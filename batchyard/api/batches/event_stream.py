@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from batchyard.api.batches.batch_watch import TooManyWatch
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

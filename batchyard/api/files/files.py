@@ -10,9 +10,10 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import StreamingResponse
 from pydantic import WithJsonSchema
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.http.body import body_stream
-from batchyard.api.http.errors import ApiError, missing
+from batchyard.api.http.errors import missing
 from batchyard.api.http.json_body import EXPIRY
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.multipart import Form, too_large

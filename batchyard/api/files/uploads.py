@@ -11,9 +11,10 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from batchyard.api.files.files import BINARY, read_form
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.http.body import body_stream
-from batchyard.api.http.errors import ApiError, missing
+from batchyard.api.http.errors import missing
 from batchyard.api.http.json_body import (
     AnyKeys,
     ExpiresAfter,

@@ -6,7 +6,7 @@ import re
 from enum import Enum, auto
 from typing import Final
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 
 _HEAD_BYTES: Final = 1024
 _HEAD: Final = re.compile(rb'\s*\{\s*"requests"\s*:\s*\[')

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from fastapi import Depends, Request
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 from batchyard.errors import KeyExpired
 from batchyard.store import act_as
 

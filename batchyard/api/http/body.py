@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 from batchyard.lines.json_depth import MAX_DEPTH, is_deeper_than
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from batchyard.api.http.json_response import JsonResponse
+from batchyard.api.http.api_error import INVALID_REQUEST, ApiError
 from batchyard.api.http.message_errors import is_for_messages, message_error_response
 from batchyard.errors import (
     BatchLimitExceeded,
@@ -42,7 +41,6 @@ FULL_RETRY_AFTER_SECONDS: Final = 60
 SERVER_FAILED: Final = 500
 """The status of a defect. What passes is 503."""
 
-INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
 
 _NOT_ON_THE_WIRE = frozenset({"invalid_purpose", "invalid_file_format"})
@@ -66,54 +64,6 @@ _WANTED_LIST: Final = {
 """What a list had to be, by the type of an element's error."""
 
 _STATUS_MESSAGES = {404: "Invalid URL ({} {}).", 405: "Not allowed to {} on {}."}
-
-
-class ErrorDetails(msgspec.Struct, frozen=True):
-    """What went wrong, its kind, and the parameter that caused it."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(msgspec.Struct, frozen=True):
-    """The body of every answer that is an error."""
-
-    error: ErrorDetails
-
-
-class ApiError(Exception):
-    """An answer that is an error. ``headers`` go out with it."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        type: str = INVALID_REQUEST,  # noqa: A002 — the key's name on the wire
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.status = status
-        self.message = message
-        self.type = type
-        self.param = param
-        self.code = code
-        self.headers = dict(headers or {})
-        super().__init__(message)
-
-    @property
-    def answer_headers(self) -> dict[str, str]:
-        """All headers of the answer that are the error's."""
-        # The SDKs would send the same conflict three times.
-        return ({"x-should-retry": "false"} if self.status == 409 else {}) | self.headers
-
-    def to_response(self) -> Response:
-        """The HTTP response, with the error in OpenAI's shape."""
-        error = ErrorDetails(self.message, self.type, self.param, self.code)
-        return JsonResponse(Error(error), status=self.status, headers=self.answer_headers)
 
 
 def missing(param: str) -> ApiError:

@@ -14,7 +14,7 @@ from batchyard.api.http.json_response import JsonResponse
 if TYPE_CHECKING:
     from fastapi import Response
 
-    from batchyard.api.http.errors import ApiError
+    from batchyard.api.http.api_error import ApiError
 
 MESSAGES: Final = "/v1/messages"
 """The endpoint, and what all paths of Anthropic's API here begin with."""

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from batchyard.api.http.errors import ApiError
+from batchyard.api.http.api_error import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable

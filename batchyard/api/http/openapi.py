@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from pydantic.json_schema import models_json_schema
 
-from batchyard.api.http.errors import Error
+from batchyard.api.http.api_error import Error
 from batchyard.api.http.message_errors import MessageError
 from batchyard.api.http.route import (
     ERRORS,

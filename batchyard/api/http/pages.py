@@ -12,8 +12,8 @@ import msgspec
 from fastapi import Depends, Query
 from pydantic import WithJsonSchema
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.http.errors import ApiError
 from batchyard.errors import RecordNotFound
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.body import (
     MAX_JSON_BYTES,
     BodyPlaces,
@@ -20,7 +21,6 @@ from batchyard.api.http.body import (
     read_within,
     refuse_depth,
 )
-from batchyard.api.http.errors import ApiError
 from batchyard.lines.framing import joined
 from batchyard.processes.threads import from_thread, in_thread
 

@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl, quote
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import READING, Caller, allowed, refuse_nul
 from batchyard.api.http.body import body_stream
-from batchyard.api.http.errors import ApiError
 from batchyard.store.tenant.sessions import SESSION_SECONDS
 
 if TYPE_CHECKING:

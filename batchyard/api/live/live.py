@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.http.body import parse_large_object, read_within
-from batchyard.api.http.errors import ApiError, missing
+from batchyard.api.http.errors import missing
 from batchyard.api.http.message_errors import MESSAGES, is_for_messages
 from batchyard.api.http.route import HEADERS, Route, may_refuse
 from batchyard.api.live.live_engines import LiveDirectory

@@ -17,7 +17,8 @@ import msgspec
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from batchyard.api.http.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
+from batchyard.api.http.api_error import INVALID_REQUEST, ApiError
+from batchyard.api.http.errors import SERVER_ERROR
 from batchyard.api.http.message_errors import is_for_messages, message_error
 from batchyard.api.live.live_engines import session_to
 from batchyard.engine.live_answers import HIDE_USAGE_HEADER, RETRY_AFTER_SECONDS, TENANT_HEADER

@@ -13,9 +13,10 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.http.body import BodyPlaces, parse_large_object, read_within
-from batchyard.api.http.errors import FULL_RETRY_AFTER_SECONDS, ApiError
+from batchyard.api.http.errors import FULL_RETRY_AFTER_SECONDS
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.pages import (
     DEFAULT_LISTED,

@@ -13,8 +13,8 @@ from fastapi.responses import StreamingResponse
 
 from batchyard.api.batches.batch_of_lines import accept_batch_of
 from batchyard.api.batches.batches import as_batches_say
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.http.errors import ApiError
 from batchyard.api.http.json_body import AnyKeys, JsonBody
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.message_errors import MESSAGES

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from fastapi import APIRouter, Request
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.http.errors import ApiError
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.route import Route
 from batchyard.dispatch import PrefectApi, offer_of

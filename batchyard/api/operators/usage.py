@@ -17,8 +17,9 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from pydantic import WithJsonSchema
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.http.errors import ApiError, missing
+from batchyard.api.http.errors import missing
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.route import Route
 from batchyard.batch.prices import BILLION

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from pydantic import WithJsonSchema
 
+from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.http.errors import ApiError
 from batchyard.api.http.json_body import JsonBody, NoKeys
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.pages import AskedPage, ListPage, known_cursor, to_list_page

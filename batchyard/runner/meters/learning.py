@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from batchyard import intervals
 from batchyard.logs import event_logger
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
     from batchyard.plan.records import PlannedRequest
-    from batchyard.runner.chunk.chunk_rest import ChunkRest
     from batchyard.services.services import Services
 
 log = event_logger(__name__)
@@ -35,6 +34,14 @@ _MOST_BATCHES: Final = 512
 _PATIENCE_SECONDS: Final = 10.0
 _LAST_PATIENCE_SECONDS: Final = 2.0
 """As the runner ends, which a batch may wait for."""
+
+
+class UnderWay(Protocol):
+    """Requests of a batch that are in an engine."""
+
+    def written(self, number: int) -> list[float]:
+        """How many tokens each answer of the length class has so far."""
+        ...
 
 
 class TenantLengths:
@@ -96,7 +103,7 @@ class BatchLengths:
         """Answers that this runner has counted."""
         self.estimate_at: float = FIRST_ESTIMATE_LINES
         self.tenant = tenant
-        self.under_way: set[ChunkRest] = set()
+        self.under_way: set[UnderWay] = set()
         """The chunks that this runner is at."""
         self._table = table
         self._version = -1

@@ -23,10 +23,10 @@ from batchyard.metrics import metric_families as families
 from batchyard.metrics.published import Figures
 from batchyard.schedule.turns import Room
 from batchyard.services.leases.interruption import Interruption
+from batchyard.services.leases.overdue import stop_overdue
 from batchyard.services.leases.renewal import Renewals
 from batchyard.services.leases.whole_claims import claimed_whole
 from batchyard.services.leases.work_places import WorkPlace, WorkPlaces
-from batchyard.services.stop_batch import stop_overdue
 from batchyard.services.story.wait_words import why_it_waits
 from batchyard.store import BatchLease
 from batchyard.store.batch.pages import batch_not_found

@@ -18,11 +18,11 @@ from batchyard.lines.framing import custom_id_of, read_lines
 from batchyard.logs import event_logger
 from batchyard.processes.in_order import in_order
 from batchyard.results.results import NoAnswerCode, Outcome, unanswered
+from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key, result_key, stage_prefix
 from batchyard.services.segments.local_copy import local_copy
 from batchyard.services.segments.segments import read_object
 from batchyard.services.services import Progress
-from batchyard.services.story.batch_span import traced
 from batchyard.steps.collect.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile

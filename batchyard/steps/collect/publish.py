@@ -9,8 +9,8 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.locations.local_file import LocalFile
 from batchyard.locations.location import parse_location, write_location
 from batchyard.processes.threads import in_thread
+from batchyard.services.batch_span import traced
 from batchyard.services.services import Progress
-from batchyard.services.story.batch_span import traced
 from batchyard.steps.collect.table import ResultKeys, result_path
 from batchyard.steps.fetch.input_file import wipe_unnamed
 

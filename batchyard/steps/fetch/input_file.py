@@ -13,9 +13,8 @@ from batchyard.errors import (
     StorageLimitExceeded,
     TransitionConflict,
 )
-from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
-from batchyard.services.quotas import default_quota
+from batchyard.services.quotas import arriving, default_quota
 from batchyard.store import NewFile
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
 

@@ -24,8 +24,8 @@ from batchyard.locations.local_file import LocalFile
 from batchyard.locations.s3_object import S3Object
 from batchyard.locations.several import Several
 from batchyard.processes.threads import in_thread
-from batchyard.services.arrivals import arriving
 from batchyard.services.keys import rows_key
+from batchyard.services.quotas import arriving
 from batchyard.services.services import Progress
 from batchyard.steps.fetch.input_file import (
     is_kept,

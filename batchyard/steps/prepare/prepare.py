@@ -19,12 +19,12 @@ from batchyard.plan.lengths import PROMPT_WORK, LengthHistory
 from batchyard.processes.threads import in_thread
 from batchyard.schedule.forecast import OpenWork
 from batchyard.schedule.turns import BACKGROUND_WINDOW
+from batchyard.services.batch_span import batch_span
 from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.keys import file_key, plan_key
 from batchyard.services.quotas import default_quota
 from batchyard.services.services import Progress
-from batchyard.services.story.batch_span import batch_span
 from batchyard.steps.create.offered import check_offered, endpoints_not_served
 from batchyard.steps.forecast.forecast import check_window, late_hours
 from batchyard.steps.forecast.known_lengths import known_lengths

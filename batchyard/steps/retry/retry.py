@@ -20,10 +20,9 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.lines.body_patch import NO_PATCH
 from batchyard.lines.framing import joined
 from batchyard.processes.threads import from_thread, in_thread
-from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
 from batchyard.services.places import Places, places_of
-from batchyard.services.quotas import default_quota
+from batchyard.services.quotas import arriving, default_quota
 from batchyard.steps.create.create import check_model, parse_window
 from batchyard.steps.create.destinations import check_destinations, url_facts
 from batchyard.steps.fetch.input_file import wipe_unnamed
