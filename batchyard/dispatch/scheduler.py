@@ -19,10 +19,11 @@ from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
 from batchyard.dispatch.run_states import NO_SLOT
+from batchyard.dispatch.runner_view import Pool, active_runners, why_behind
 from batchyard.dispatch.scheduler_lease import SchedulerLease
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
-from batchyard.schedule.schedule import ActiveRunner, Decision, ModelWork, Rate, plan_runners
+from batchyard.schedule.schedule import ActiveRunner, ModelWork, Rate, plan_runners
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
@@ -51,14 +52,6 @@ class GivenUp:
 
     model: str
     error: EngineError
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """What Prefect says of a pool."""
-
-    active: list[FlowRun]
-    limit: int | None
 
 
 class RunnerScheduler:
@@ -138,7 +131,9 @@ class RunnerScheduler:
         if ended is None or not await self._is_ours():
             return ()
         left = [row for row in rows if row.flow_run_id not in ended]
-        runners = self._merged(pools, left, waiting)
+        runners = active_runners(
+            pools, left, waiting, start_seconds=self._settings.runner_start_seconds
+        )
         active = {runner.model for runner in runners}
         given_up = await self._count_ends(demand, ended, active, now)
         self._note(runners, pools, rows, now)
@@ -155,7 +150,7 @@ class RunnerScheduler:
         closed = {row.id for row in rows if row.model in self._closed.keys() - (live or set())}
         await self._drain([row for row in rows if row.id in closed.union(decision.drain)])
         await self._start(decision.start, pools, now)
-        self._behind = _behind(work, runners, decision)
+        self._behind = why_behind(work, runners, decision)
         for entry in given_up:
             self._watches.pop(entry.model, None)
         return given_up
@@ -199,9 +194,9 @@ class RunnerScheduler:
         else:
             self._troubles.pop("lost flow runs", None)
 
-    async def _read_pools(self, names: set[str], now: float) -> dict[str, _Pool]:
+    async def _read_pools(self, names: set[str], now: float) -> dict[str, Pool]:
         """The pools that Prefect can tell us about."""
-        pools: dict[str, _Pool] = {}
+        pools: dict[str, Pool] = {}
         for name in sorted(names):
             deployment = f"{RUN_CHUNKS}/{name}"
             try:
@@ -211,7 +206,7 @@ class RunnerScheduler:
                 self._say(name, error)
                 continue
             self._troubles.pop(name, None)
-            pools[name] = _Pool(active, limit)
+            pools[name] = Pool(active, limit)
         return pools
 
     async def _unread_of(
@@ -232,7 +227,7 @@ class RunnerScheduler:
         return limit
 
     async def _ended(
-        self, pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord]
+        self, pools: Mapping[str, Pool], rows: Sequence[RunnerRecord]
     ) -> dict[str, FlowRun] | None:
         """Of the flow runs that we know of, those that have ended; None: Prefect does not say."""
         known = {run for watch in self._watches.values() for run in watch.runs}
@@ -273,37 +268,6 @@ class RunnerScheduler:
             )
             for row in await self._store.rates.all()
         }
-
-    def _merged(
-        self, pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord], waiting: Collection[str]
-    ) -> list[ActiveRunner]:
-        """Runners, and flow runs that are not yet one, or no longer: each once."""
-        runs = {run.id: (name, run) for name, pool in pools.items() for run in pool.active}
-        merged = []
-        for row in rows:
-            _, run = runs.pop(row.flow_run_id or "", (None, None))
-            is_cancelling = run is not None and run.state == "CANCELLING"
-            merged.append(
-                ActiveRunner(
-                    model=row.model or "",
-                    pool=row.pool,
-                    runner_id=row.id,
-                    is_draining=row.status is RunnerStatus.DRAINING or is_cancelling,
-                    started_at=row.started_at,
-                    ready_at=row.ready_at,
-                    waits_for_live=row.id in waiting,
-                )
-            )
-        start_seconds = self._settings.runner_start_seconds
-        merged += [
-            ActiveRunner(
-                model=run.model or "",
-                pool=name,
-                is_draining=run.state == "CANCELLING" or run.is_late(pending_seconds=start_seconds),
-            )
-            for name, run in runs.values()
-        ]
-        return merged
 
     # -- what we remember -------------------------------------------------------------------
 
@@ -373,7 +337,7 @@ class RunnerScheduler:
     def _note(
         self,
         runners: Sequence[ActiveRunner],
-        pools: Mapping[str, _Pool],
+        pools: Mapping[str, Pool],
         rows: Sequence[RunnerRecord],
         now: float,
     ) -> None:
@@ -427,7 +391,7 @@ class RunnerScheduler:
         ]
 
     def _limits(
-        self, pools: Mapping[str, _Pool], runners: Sequence[ActiveRunner], now: float
+        self, pools: Mapping[str, Pool], runners: Sequence[ActiveRunner], now: float
     ) -> dict[str, int | None]:
         """Prefect's limits; a pool whose engine slots are all taken gets nothing more."""
         limits = {name: pool.limit for name, pool in pools.items()}
@@ -449,7 +413,7 @@ class RunnerScheduler:
                     watch.runs.discard(row.flow_run_id or "")
 
     async def _start(
-        self, wanted: Sequence[tuple[str, str]], pools: Mapping[str, _Pool], now: float
+        self, wanted: Sequence[tuple[str, str]], pools: Mapping[str, Pool], now: float
     ) -> None:
         for (model, pool), count in Counter(wanted).items():
             try:
@@ -475,16 +439,3 @@ class RunnerScheduler:
             )
             self._watches[model].runs.add(last.id)
             log.info("runner.started", model=model, pool=pool, flow_run=last.id)
-
-
-def _behind(
-    work: Sequence[ModelWork], runners: Sequence[ActiveRunner], decision: Decision
-) -> dict[str, str]:
-    """Why models with nothing but background batches have no runner, though all is well."""
-    served = {runner.model for runner in runners if not runner.is_draining}
-    served.update(model for model, _ in decision.start)
-    return {
-        each.model: f"other models use the pool {each.pool}: it is a background batch"
-        for each in work
-        if each.is_background and each.model not in served
-    }

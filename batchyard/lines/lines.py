@@ -7,78 +7,30 @@ behaviour is not on record the choice is ours and documented in ``docs/input-for
 
 from __future__ import annotations
 
-import hashlib
 import re
 from array import array
-from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused
+from batchyard.lines.duplicates import hash_of, repeated_lines
 from batchyard.lines.endpoints import ENDPOINTS, takes_form
 from batchyard.lines.forms import is_file_url
 from batchyard.lines.framing import PhysicalLine, custom_id_of, other_format, read_lines, stray_mark
-from batchyard.lines.json_depth import MAX_DEPTH, is_deeper_than
-from batchyard.lines.offer import ANYTHING, Offer
+from batchyard.lines.json_depth import is_deeper_than
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from batchyard.lines.body_policy import BodyPolicy, Refusal
+    from batchyard.lines.body_policy import Refusal
+    from batchyard.lines.rules import Rules
 
 
 TEMPLATE_ERROR: Final = "template_error"
 """The key of a line that stands for a row of which a template made no request."""
-_MOST_REQUESTS: Final = 2**32 - 1
-"""A plan numbers its requests with 32 bits."""
-_MOST_BYTES: Final = 2**63 - 1
 _MOST_STRAYS: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one input file may hold. Defaults are the OpenAI Batch API's where it has one."""
-
-    max_requests: int = 50_000
-    max_bytes: int = 200 * 1024**2
-    max_line_bytes: int = 32 * 1024**2
-    max_embedding_inputs: int = 50_000
-    max_custom_id_chars: int = 512
-    max_depth: int = MAX_DEPTH
-    max_reported_errors: int = 100
-
-    def of_any_size(self) -> Limits:
-        """The same for a file of the operator, which may be as large as there is room for."""
-        return replace(
-            self,
-            max_requests=_MOST_REQUESTS,
-            max_bytes=_MOST_BYTES,
-            max_embedding_inputs=_MOST_BYTES,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the lines of one batch must agree on.
-
-    ``endpoint``: the one that every line names, or ``None`` where a file may mix them.
-    ``models``: the models on offer, or ``None`` where any name goes through to the engine.
-    ``one_model``: every line names the same one, or an adapter of it.
-    ``offer``: what engines serve, with the model of each adapter.
-    ``policy``: what bodies may hold beyond that; ``None``: whatever the engine takes.
-    ``is_rendered``: a template has made them of rows, and some say that it could not.
-    """
-
-    endpoint: str | None
-    models: frozenset[str] | None = None
-    one_model: bool = True
-    offer: Offer = ANYTHING
-    limits: Limits = Limits()
-    policy: BodyPolicy | None = None
-    is_rendered: bool = False
 
 
 class RequestLine(msgspec.Struct, frozen=True):
@@ -288,7 +240,7 @@ class Validator:
             return None
         self._custom_id = custom_id
         if self._leave_out is None:
-            self._id_hashes.append(_hash64(custom_id))
+            self._id_hashes.append(hash_of(custom_id))
         elif number in self._duplicates:
             self._refuse_duplicate(number)
         return custom_id
@@ -427,7 +379,7 @@ class Validator:
             self._last_kept = max(self._last_kept, line or 0)
 
     def _refuse_duplicates(self, file: BinaryIO) -> None:
-        for number in _repeated(file, self._id_hashes, self.rules.limits):
+        for number in repeated_lines(file, self._id_hashes, self.rules.limits):
             self._refuse_duplicate(number)
             self._bad_numbers.append(number)
 
@@ -436,63 +388,11 @@ class Validator:
         self._refuse("duplicate_custom_id", message, "custom_id", number)
 
 
-def duplicate_lines(
-    file: BinaryIO, limits: Limits, go_on: Callable[[], object] = lambda: None
-) -> list[int]:
-    """The numbers of lines with a ``custom_id`` of an earlier line, in their order.
-
-    Earlier lines count whatever else is wrong with them. ``go_on`` is called for each line, and
-    may raise. ``file`` is at its start before and afterwards.
-    """
-    hashes = array("Q")
-    for physical in islice(read_lines(file, limits.max_line_bytes), limits.max_requests):
-        go_on()
-        custom_id = _custom_id_of(physical.data)
-        if custom_id is not None:
-            hashes.append(_hash64(custom_id))
-    numbers = list(_repeated(file, hashes, limits))
-    file.seek(0)
-    return numbers
-
-
-def _repeated(file: BinaryIO, id_hashes: array[int], limits: Limits) -> Iterator[int]:
-    """Compare 64-bit hashes; only where two are equal is the file read once more."""
-    import numpy as np  # noqa: PLC0415 - most processes validate nothing
-
-    hashes = np.sort(np.frombuffer(id_hashes, dtype=np.uint64))
-    suspects = {int(h) for h in hashes[1:][hashes[1:] == hashes[:-1]]}
-    if not suspects:
-        return
-    file.seek(0)
-    seen: set[str] = set()
-    # No more than was read before: a file may have any number of lines behind its limit.
-    for physical in islice(read_lines(file, limits.max_line_bytes), limits.max_requests):
-        custom_id = _custom_id_of(physical.data)
-        if custom_id is None or _hash64(custom_id) not in suspects:
-            continue
-        if custom_id in seen:
-            yield physical.number
-        seen.add(custom_id)
-
-
 def embedding_inputs(value: Any) -> int:
     """How many inputs an embeddings request holds: a string or a token list is one."""
     if isinstance(value, list) and value and not all(isinstance(item, int) for item in value):
         return len(value)
     return 1
-
-
-def _hash64(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _custom_id_of(data: bytes | None) -> str | None:
-    try:
-        line = _parse_json(data or b"")
-    except (ValueError, RecursionError):
-        return None
-    custom_id = line.get("custom_id") if isinstance(line, dict) else None
-    return custom_id if isinstance(custom_id, str) else None
 
 
 def _shown(name: str) -> str:

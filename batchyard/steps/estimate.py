@@ -19,8 +19,9 @@ import numpy as np
 
 from batchyard.errors import InputRefused
 from batchyard.lines.body_fields import FieldCounts
-from batchyard.lines.lines import Rules, Validator
+from batchyard.lines.lines import Validator
 from batchyard.lines.offer import ANYTHING, Offer
+from batchyard.lines.rules import Rules
 from batchyard.locations.local_file import LocalFile
 from batchyard.locations.location import read_location
 from batchyard.logs import event_logger

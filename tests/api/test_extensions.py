@@ -11,7 +11,7 @@ import pytest
 from batchyard.locations.location import parse_location
 from batchyard.locations.parted_url import PartedUrl
 from batchyard.results.output_rules import OnInvalidOutput
-from batchyard.settings import SmtpSettings
+from batchyard.settings_parts import SmtpSettings
 from batchyard.store import DeliveryKind
 from tests.api.test_batches import WANTED, post
 from tests.pages import block, replaced

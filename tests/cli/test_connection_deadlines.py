@@ -15,7 +15,7 @@ import uvicorn
 from batchyard.cli.operate import connection_deadlines
 from batchyard.cli.operate.connection_deadlines import DeadlineProtocol
 from batchyard.cli.operate.serve import _serve, listening
-from batchyard.settings import LogSettings
+from batchyard.settings_parts import LogSettings
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from batchyard.results.results import NoAnswerCode, answered, refused, unanswere
 from batchyard.runner.meters.load_meter import SLOT_SECONDS, LoadMeter
 from batchyard.services.keys import chunk_prefix
 from batchyard.services.segments.segments import encode_entry, put_bytes
-from batchyard.settings import LimitSettings, read_settings
+from batchyard.settings import read_settings
+from batchyard.settings_parts import LimitSettings
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
 from batchyard.store.batch.filters import Asked, Show, Sort

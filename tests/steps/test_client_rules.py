@@ -9,7 +9,7 @@ import pytest
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import InputRefused
 from batchyard.lifecycle import BatchStatus
-from batchyard.settings import BodySettings
+from batchyard.settings_parts import BodySettings
 from batchyard.steps.retry.retry import retry_batch
 from tests.steps.conftest import chat_line
 

@@ -24,7 +24,7 @@ from batchyard.locations.location import parse_location
 from batchyard.locations.web import WebAccess
 from batchyard.services import services
 from batchyard.services.restore.storage_mark import mark_if_due
-from batchyard.settings import SmtpSettings
+from batchyard.settings_parts import SmtpSettings
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import (

@@ -17,7 +17,7 @@ import pytest
 from batchyard.engine.prompt_counting.counter import CounterProgram
 from batchyard.errors import InputNotRead, StorageUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.lines.lines import Rules
+from batchyard.lines.rules import Rules
 from batchyard.plan.lengths import LengthHistory
 from batchyard.steps.prepare import prepare, reader_process
 from batchyard.steps.prepare.deep_validation import DeepFindings

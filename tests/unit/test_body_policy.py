@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from batchyard.errors import InputRefused
 from batchyard.lines.body_policy import REFUSED_FIELDS, REFUSED_PARTS, BodyPolicy
-from batchyard.lines.lines import Rules, Validator
+from batchyard.lines.lines import Validator
+from batchyard.lines.rules import Rules
 
 if TYPE_CHECKING:
     from batchyard.batch_error import BatchError

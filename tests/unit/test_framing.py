@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from batchyard.errors import BrokenLine, InputRefused
 from batchyard.lines.endpoints import ENDPOINTS
 from batchyard.lines.framing import PhysicalLine, custom_id_of, parse_envelope, read_lines
-from batchyard.lines.lines import RequestLine, Rules, Validator
+from batchyard.lines.lines import RequestLine, Validator
 from batchyard.lines.prompt import expected_output_tokens, prompt_key
+from batchyard.lines.rules import Rules
 from batchyard.plan.duplicates import answer_digest
 
 CHAT = "/v1/chat/completions"

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.errors import InputRefused
-from batchyard.lines.lines import Limits, RequestLine, Rules, Validator, embedding_inputs
+from batchyard.lines.lines import RequestLine, Validator, embedding_inputs
 from batchyard.lines.offer import Offer
+from batchyard.lines.rules import Limits, Rules
 
 CHAT = "/v1/chat/completions"
 

@@ -19,7 +19,7 @@ from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.array_elements import ArrayElements, request_too_large
 from batchyard.api.http.body import BodyPlaces, body_stream
 from batchyard.api.http.message_errors import MESSAGES
-from batchyard.lines.lines import duplicate_lines
+from batchyard.lines.duplicates import duplicate_lines
 from batchyard.processes.threads import in_thread
 from batchyard.storage.file import os_errors_as_ours
 

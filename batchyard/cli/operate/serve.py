@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from batchyard.settings import LogSettings
+    from batchyard.settings_parts import LogSettings
 
 HOST_VARIABLE: Final = "BATCHYARD_API_HOST"
 

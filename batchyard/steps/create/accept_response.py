@@ -10,8 +10,9 @@ import msgspec
 
 from batchyard.batch.responses import ENDPOINT, SOONEST, WINDOWS, given_object
 from batchyard.errors import InputRefused, RequestRefused
-from batchyard.lines.lines import Rules, Validator
+from batchyard.lines.lines import Validator
 from batchyard.lines.prompt import expected_output_tokens, prompt_key
+from batchyard.lines.rules import Rules
 from batchyard.plan.records import BYTES_PER_TOKEN
 from batchyard.schedule.forecast import OpenWork
 from batchyard.services.quotas import default_quota

@@ -44,7 +44,7 @@ from batchyard.wire import result_file_id
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from batchyard.lines.lines import Limits
+    from batchyard.lines.rules import Limits
     from batchyard.locations.access import Location
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord

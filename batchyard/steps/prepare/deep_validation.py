@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.engine.base import Engine
-    from batchyard.lines.lines import BadLine, RequestLine, Rules
+    from batchyard.lines.lines import BadLine, RequestLine
+    from batchyard.lines.rules import Rules
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 

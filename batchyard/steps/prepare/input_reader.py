@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from batchyard.batch_error import with_its_file
 from batchyard.errors import InputRefused
 from batchyard.lines.body_fields import FieldCounts
-from batchyard.lines.lines import Validator, duplicate_lines
+from batchyard.lines.duplicates import duplicate_lines
+from batchyard.lines.lines import Validator
 from batchyard.plan.planner import Planner
 from batchyard.services.defects import defects_as_ours
 from batchyard.steps.prepare.deep_validation import DeepValidation
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from batchyard.batch_error import BatchError, InputPart
     from batchyard.engine.prompt_counting.counter import CounterProgram
-    from batchyard.lines.lines import Rules
+    from batchyard.lines.rules import Rules
     from batchyard.plan.lengths import LengthHistory
     from batchyard.plan.planner import PlanSummary
     from batchyard.steps.prepare.deep_validation import DeepFindings, NoCounter

@@ -13,7 +13,7 @@ from batchyard.batch.batch_options import OnInvalid
 from batchyard.batch_error import BatchError
 from batchyard.errors import DispatchFailed, InputRefused, LeaseLost, ModelNotFound
 from batchyard.lifecycle import BatchStatus
-from batchyard.lines.lines import Rules
+from batchyard.lines.rules import Rules
 from batchyard.logs import event_logger
 from batchyard.plan.lengths import PROMPT_WORK, LengthHistory
 from batchyard.processes.threads import in_thread

@@ -8,7 +8,8 @@ import pytest
 
 from batchyard.engine.base import EngineRequest
 from batchyard.lines.framing import parse_envelope
-from batchyard.lines.lines import Rules, Validator
+from batchyard.lines.lines import Validator
+from batchyard.lines.rules import Rules
 from batchyard.locations.local_file import LocalFile
 from batchyard.plan.cache import CacheShape
 from batchyard.plan.planner import Planner

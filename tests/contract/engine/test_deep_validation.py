@@ -10,7 +10,8 @@ import pytest
 
 from batchyard.engine.prompt_counting.counter import CountedRequest, PromptCounter
 from batchyard.lines.body_fields import FieldCounts, ignored_fields
-from batchyard.lines.lines import RequestLine, Rules, Validator
+from batchyard.lines.lines import RequestLine, Validator
+from batchyard.lines.rules import Rules
 from batchyard.processes.threads import in_thread
 from batchyard.steps.prepare.deep_validation import DeepValidation
 from tests.contract.engine.conftest import CHAT, MODEL, request
