@@ -19,7 +19,7 @@ from batchyard.lines.endpoints import ENDPOINTS, Endpoint, Repeats
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchyard.lines.lines import Validator  # noqa: PLC0415 - see above
+    from batchyard.lines.lines import Validator
 
 NEW, OWN = "/v1/summaries", "/v1/songs"
 _ROWS = {
