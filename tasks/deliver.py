@@ -31,12 +31,13 @@ async def deliver(
         # Among the attempts of other batches.
         name += f" of {delivery.response_id or delivery.batch_id}"
     outcome = "was accepted"
-    try:
-        async with RecordedTask(what, name, flow_run_id=flow_run_id) as run:
+    async with RecordedTask(what, name, flow_run_id=flow_run_id) as run:
+        try:
             await attempt()
             run.message = outcome
-    except AttemptFailed as error:
-        outcome = f"was not accepted: {error}"
+        except AttemptFailed as error:
+            run.has_failed, run.message = True, str(error)
+            outcome = f"was not accepted: {error}"
     if flow_run_id is not None:
         story.notified(delivery.batch_id, flow_run_id, f"{name} {outcome}")
 

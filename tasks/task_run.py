@@ -20,6 +20,7 @@ from prefect.states import Cancelled, Completed, Failed, Running
 from prefect.types._datetime import now
 
 from batchyard.logs import event_logger
+from batchyard.logs.log_words import describe
 
 if TYPE_CHECKING:
     from prefect.events import Event
@@ -53,7 +54,6 @@ class RecordedTask:
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
-        self._began = now("UTC")
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(_SHOWN_AFTER_SECONDS, self._show_that_it_runs)
         return self
@@ -67,7 +67,7 @@ class RecordedTask:
 
     def _end(self, error: BaseException | None) -> State[Any]:
         if isinstance(error, Exception):
-            return Failed(message=str(error) or type(error).__name__)
+            return Failed(message=describe(error))
         if error is not None:  # a cancellation, or a signal that ends the process
             return Cancelled(message=self.message)
         return Failed(message=self.message) if self.has_failed else Completed(message=self.message)

@@ -71,6 +71,20 @@ async def test_a_step_ends_as_its_block_does(
     assert events[0]["event"].endswith(event)
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(ModelNotFound("No engine is set up."), "No engine is set up."), (KeyError("x"), "KeyError")],
+)
+async def test_the_text_of_an_error_that_is_not_ours_is_not_shown(
+    events: list[dict[str, Any]], error: Exception, message: str
+) -> None:
+    """It may quote a request."""
+    with pytest.raises(type(error)):
+        async with RecordedTask("fetch", "fetch", flow_run_id=FLOW_RUN):
+            raise error
+    assert events[0]["payload"]["validated_state"]["message"] == message
+
+
 async def test_a_step_may_fail_without_an_error(events: list[dict[str, Any]]) -> None:
     """As that of a batch which was stopped meanwhile."""
     async with RecordedTask("run", "run chunks", flow_run_id=FLOW_RUN) as run:
