@@ -1,4 +1,8 @@
-"""One attempt to deliver a webhook or an e-mail. It is tried again by the outbox, not from here."""
+"""One attempt to deliver a webhook or an e-mail. Not Prefect's `@task` (ADR 74).
+
+It belongs to the flow run of the batch, and a task of Prefect to the one that calls it. It is tried
+again by the outbox, not from here.
+"""
 
 from __future__ import annotations
 

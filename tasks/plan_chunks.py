@@ -1,4 +1,7 @@
-"""Order the requests and cut them into chunks."""
+"""Plan a batch's chunks. Not Prefect's `@task`, which costs 2.5 times as much (ADR 74).
+
+Its requests are put in order and cut.
+"""
 
 from __future__ import annotations
 

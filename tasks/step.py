@@ -1,4 +1,4 @@
-"""What every task here has in common: tried again when that can help, and recorded in Prefect."""
+"""Retry and record a step. Not Prefect's `@task`, which costs 2.5 times as much (ADR 74)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Upload the result files to where they were asked for, and end the batch."""
+"""Upload the result files. Not Prefect's `@task`, which costs 2.5 times as much (ADR 74).
+
+That ends the batch.
+"""
 
 from __future__ import annotations
 

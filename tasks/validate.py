@@ -1,4 +1,4 @@
-"""Validate the input."""
+"""Validate the input. Not Prefect's `@task`, which costs 2.5 times as much (ADR 74)."""
 
 from __future__ import annotations
 

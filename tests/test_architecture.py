@@ -191,3 +191,28 @@ def test_every_decision_is_in_the_index() -> None:
     records = [path.name for path in sorted(folder.glob("[0-9]*.md"))]
     linked = re.findall(r"\]\(([0-9][^)]*\.md)\)", (folder / "README.md").read_text())
     assert linked == records
+
+
+def has_prefects_task(tree: ast.Module) -> bool:
+    """Whether a function in the file is decorated with `task`, which is imported from Prefect."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "prefect"
+        for alias in node.names
+        if alias.name == "task"
+    }
+    decorators = [
+        ast.unparse(each.func if isinstance(each, ast.Call) else each)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in node.decorator_list
+    ]
+    return bool(imported & set(decorators))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tasks").glob("*.py")), ids=from_root)
+def test_a_task_is_prefects_or_says_at_once_that_it_is_not(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    first_line = (ast.get_docstring(tree) or "").partition("\n")[0]
+    assert has_prefects_task(tree) or "Not Prefect's `@task`" in first_line

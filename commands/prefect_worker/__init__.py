@@ -1,4 +1,4 @@
-"""Prefect's worker, with one difference: our flow runs are forked from a process that is ready.
+"""Prefect's worker, but its flow runs are forked: Prefect's own start takes seconds (ADR 74).
 
 Prefect starts two Python interpreters for each flow run, one after the other, which import Prefect
 and the flows again: about three seconds of processor time. A fork of a process that has imported

@@ -1,4 +1,7 @@
-"""``python -m commands.prefect_worker worker start …``: the words of Prefect's own command."""
+"""Not Prefect's own `worker start`, because that starts flow runs in seconds (ADR 74).
+
+``python -m commands.prefect_worker worker start …`` takes the words of Prefect's own command.
+"""
 
 from __future__ import annotations
 

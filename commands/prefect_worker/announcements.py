@@ -1,8 +1,8 @@
-"""When a worker asks Prefect for flow runs: when Prefect has announced one, and now and then.
+"""When a worker asks for flow runs. Not Prefect's: its own asks every ten seconds (ADR 46, 74).
 
-Prefect's workers ask once in ten seconds, and a batch waits for that. A worker that asks each
-second costs the server 20 ms of processor time each second, more than all batches do when they are
-large. The server announces each change of a flow run by an event, so the worker listens.
+A batch would wait for that. A worker that asks each second costs the server 20 ms of processor time
+each second, more than all batches do when they are large. The server announces each change of a
+flow run by an event, so the worker listens, asks when Prefect has announced one, and now and then.
 """
 
 from __future__ import annotations

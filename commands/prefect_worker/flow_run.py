@@ -1,4 +1,7 @@
-"""A flow run in a forked process: ``python -m prefect.engine`` with everything imported already."""
+"""A flow run in a forked process. Not Prefect's start, which takes seconds (ADR 74).
+
+It is ``python -m prefect.engine``, with everything imported already.
+"""
 
 from __future__ import annotations
 

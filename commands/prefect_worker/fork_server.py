@@ -1,7 +1,8 @@
-"""A process that has everything imported, and forks itself on request.
+"""A process that forks itself on request. Not Prefect's start, which takes seconds (ADR 74).
 
-It has one thread and no event loop, because a fork takes no other thread along. It ends when the
-process that started it has ended and no fork is left: flow runs outlive a worker that is killed.
+It has everything imported. It has one thread and no event loop, because a fork takes no other
+thread along. It ends when the process that started it has ended and no fork is left: flow runs
+outlive a worker that is killed.
 Its clients are `forked_run.py`.
 """
 

@@ -1,4 +1,6 @@
-"""The process that Prefect's worker starts for a flow run, and that stands for the forked one.
+"""Stands for a forked flow run. Not Prefect's start, which takes seconds (ADR 74).
+
+Prefect's worker starts this process and sees no other.
 
 Run as a script (``python -I -S forked_run.py NAME STOP``) with little of the standard library, so
 that it starts in some milliseconds. It asks the fork server of that name for a process with its own

@@ -1,4 +1,4 @@
-"""Prefect's process worker. It learns of flow runs by events, and forks those of our flows."""
+"""Prefect's process worker, changed: it forks our flow runs and listens to events (ADR 74)."""
 
 from __future__ import annotations
 
