@@ -185,14 +185,6 @@ def test_lifecycle_diagram_is_drawn_from_the_table() -> None:
     assert shown == f"```mermaid\n{lifecycle.mermaid()}\n```\n"
 
 
-def test_every_decision_is_in_the_index() -> None:
-    """docs/adr/README.md links each record in the folder, in the order of the numbers."""
-    folder = ROOT / "docs/adr"
-    records = [path.name for path in sorted(folder.glob("[0-9]*.md"))]
-    linked = re.findall(r"\]\(([0-9][^)]*\.md)\)", (folder / "README.md").read_text())
-    assert linked == records
-
-
 def has_prefects_task(tree: ast.Module) -> bool:
     """Whether a function in the file is decorated with `task`, which is imported from Prefect."""
     imported = {
@@ -216,3 +208,48 @@ def test_a_task_is_prefects_or_says_at_once_that_it_is_not(path: Path) -> None:
     tree = ast.parse(path.read_text())
     first_line = (ast.get_docstring(tree) or "").partition("\n")[0]
     assert has_prefects_task(tree) or "Not Prefect's `@task`" in first_line
+
+
+_STATE = re.compile(r"\*\*State:\*\* (?P<state>accepted|withdrawn|replaced by \[\d+\])[., ]")
+
+
+def test_every_decision_says_its_state_in_its_third_line() -> None:
+    for path in _decisions():
+        title, blank, state = path.read_text().splitlines()[:3]
+        assert title.startswith(f"# {int(path.name[:4])}. "), path.name
+        assert not blank, path.name
+        assert _STATE.match(state), path.name
+
+
+def test_every_decision_is_in_one_table_of_the_index() -> None:
+    """In the order of the numbers within a table, with its title and its state."""
+    index = (ROOT / "docs/adr/README.md").read_text()
+    row = re.compile(
+        r"^\| (\d+) \| \[(.+)\]\((\d.*\.md)\)(?: ★)? \| \**([^*|]+?)\** \|$", re.MULTILINE
+    )
+    listed = []
+    for section in index.split("\n## ")[1:]:
+        rows = row.findall(section)
+        assert [int(number) for number, *_ in rows] == sorted(int(number) for number, *_ in rows)
+        listed += rows
+    assert sorted(name for _, _, name, _ in listed) == [path.name for path in _decisions()]
+    for number, title, name, state in listed:
+        first, _, third = (ROOT / "docs/adr" / name).read_text().splitlines()[:3]
+        assert first == f"# {number}. {title}", name
+        stated = _STATE.match(third)
+        assert stated is not None, name
+        assert state.startswith(stated["state"]), name
+        assert ("replaced" in state) == ("replaced" in third.split(":** ")[1].split(":")[0]), name
+
+
+def test_the_decisions_to_read_first_are_ten_and_marked() -> None:
+    index = (ROOT / "docs/adr/README.md").read_text()
+    _, first = index.split("## Read these first\n")
+    first, tables = first.split("\n## ", 1)
+    names = re.findall(r"\]\((\d.*?\.md)\)", first)
+    assert len(names) == 10
+    assert sorted(names) == sorted(re.findall(r"\]\((\d[^)]*\.md)\) ★", tables))
+
+
+def _decisions() -> list[Path]:
+    return sorted((ROOT / "docs/adr").glob("[0-9]*.md"))
