@@ -4,4 +4,4 @@ The product in plain Python. Nothing in this package imports Prefect: the orches
 stays at the edge, in ``flows``, ``tasks`` and ``blocks``.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
