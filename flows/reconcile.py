@@ -174,7 +174,7 @@ class Reconciler:
         return _LOOK_SECONDS if unrenewed is None else min(unrenewed, _LOOK_SECONDS)
 
     def _log(self, error: Exception) -> None:
-        """Once, until it changes."""
+        """Log the error once, until it changes."""
         if self._trouble != (trouble := describe(error)):
             self._trouble = trouble
             log.warning("reconciler.failed", trouble)

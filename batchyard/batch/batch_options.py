@@ -54,14 +54,14 @@ class Value(Enum):
     """What is given for an option."""
 
     FLAG = bool
-    """Yes or no."""
+    """The value is yes or no."""
     TEXT = str
     URL = "url"
     """An https URL, which is a secret."""
     ADDRESS = "address"
     """One e-mail address."""
     OBJECT = dict
-    """Names and values."""
+    """The value is a set of names and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAX_STAGES: Final = 8
-"""Behind the first."""
+"""The most stages behind the first."""
 VARIABLES: Final = ("request", "response", "content", "custom_id", "first")
 """Of a template: the body of the line's request in the stage before, the body of its answer, the
 text of that, the line's ``custom_id``, and the body of its request in the first stage."""
@@ -33,7 +33,7 @@ class Stage(msgspec.Struct, frozen=True):
     endpoint: str
     template: str
     model: str | None = None
-    """None: that of the first stage."""
+    """The model of this stage; None: that of the first stage."""
 
 
 def stages_of(asked: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:

@@ -22,7 +22,7 @@ class ErrorThreshold:
 
     @classmethod
     def parse(cls, text: str) -> ErrorThreshold:
-        """Of ``5%`` or ``200``. Raises :class:`~batchyard.errors.RequestRefused`."""
+        """Parse ``5%`` or ``200``. Raises :class:`~batchyard.errors.RequestRefused`."""
         match = _FORM.fullmatch(text)
         if match is not None and match.group(2):
             return cls(lines=int(match.group(2)))

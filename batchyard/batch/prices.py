@@ -23,7 +23,7 @@ the same: the database has no larger numbers than twice this."""
 _MILLION: Final = 1_000_000
 _HOUR_SECONDS: Final = 3600
 _SMALLEST_OF_SIX_DIGITS: Final = 1_000
-"""In billionths."""
+"""The smallest cost that is shown with six digits, in billionths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Prices:
         return any(price.engine_hour for price in self.by_model.values())
 
     def of(self, model: str) -> Price | None:
-        """None: there is no price for it."""
+        """The price of the model; None: it has none."""
         return self.by_model.get(model) or self.by_model.get(ANY_MODEL)
 
 

@@ -48,7 +48,7 @@ class Step(StrEnum):
     FINISH = "finish"
     """Make its files from what is durable, write them where they are wanted, end it."""
     NOTHING = "nothing"
-    """It has ended."""
+    """Do nothing: the batch has ended."""
 
 
 def next_step(status: BatchStatus, *, is_open: bool) -> Step:

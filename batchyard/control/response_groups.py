@@ -62,9 +62,9 @@ class _Reading:
     """How far the results of one batch were read."""
 
     cursor: Cursor = field(default_factory=CompletionCursor)
-    """Behind the lines whose responses have ended."""
+    """The position behind the lines whose responses have ended."""
     next: Cursor = field(default_factory=CompletionCursor)
-    """Behind those that were read last."""
+    """The position behind the lines that were read last."""
     lines: int = 0
 
 

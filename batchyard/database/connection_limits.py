@@ -30,7 +30,7 @@ class ConnectionLimits:
 
     most: int
     processes: int
-    """Of Batchyard, that are connected now."""
+    """The number of Batchyard's processes that are connected now."""
     others: int
 
     @property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Order = Literal["asc", "desc"]
-"""By ``created_at``: oldest or newest first."""
+"""The order of ``created_at``: oldest or newest first."""
 
 
 class Page(list[T]):

@@ -86,7 +86,7 @@ def _new() -> dict[str, Any]:
 
 
 async def _opens_what_is_there(connection: AsyncConnection) -> bool:
-    """True where nothing is sealed yet."""
+    """Whether the key opens what is sealed; True if nothing is."""
     is_sealed = False
     for column in _sealed_columns():
         for (value,) in await connection.execute(_opened(column).limit(_LOOKED_AT)):

@@ -57,9 +57,9 @@ class Delivered:
 
     delivered: int = 0
     to_try_again: int = 0
-    """They are tried again later."""
+    """Attempts that failed and will be repeated."""
     failed: int = 0
-    """They are given up."""
+    """Attempts that failed for good."""
 
 
 class Deliverer:
@@ -112,7 +112,7 @@ class Deliverer:
 
     @property
     def counts(self) -> Delivered:
-        """Of all attempts up to now."""
+        """The counts of all attempts up to now."""
         return Delivered(
             self._ends[DeliveryStatus.DELIVERED],
             self._ends[DeliveryStatus.PENDING],
@@ -138,7 +138,7 @@ class Deliverer:
         self._background.append(asyncio.create_task(self._keep_delivering(), name="deliverer"))
 
     def drain(self) -> None:
-        """Lease nothing any more; see :attr:`is_busy`."""
+        """Lease no further deliveries; see :attr:`is_busy`."""
         if self._drains_until is None:
             self._drains_until = time.monotonic() + _DRAIN_SECONDS
 

@@ -26,7 +26,7 @@ class EmailChannel:
 
     services: Services
     mailer: Mailer | None
-    """None: no mail server is set up."""
+    """The mail server; None: none is set up."""
     at_most_seconds: float = AT_MOST_SECONDS
 
     async def compose(self, claim: DeliveryClaim) -> EmailMessage | SendOutcome:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["output", "error"]
 _MOST_PENDING: Final = 20
-"""Of one batch: each may be gigabytes."""
+"""The most of one batch, because each may be gigabytes."""
 KINDS: Final[tuple[Kind, ...]] = ("output", "error")
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 _NEVER: Final = 2**53
-"""After every deadline, in Unix seconds."""
+"""A time after every deadline, in Unix seconds."""
 
 
 def with_live(demand: Sequence[ModelDemand], live: Collection[str] | None) -> Sequence[ModelDemand]:

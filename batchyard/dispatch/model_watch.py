@@ -31,7 +31,7 @@ class ModelWatch:
     chunks: int
     """Open, like the answers, at the last look."""
     runs: set[str] = field(default_factory=set)
-    """Flow runs whose end is news."""
+    """Flow runs whose end has not been handled yet."""
     served_at: float | None = None
     """When it last had a runner."""
     idle_ends: int = 0

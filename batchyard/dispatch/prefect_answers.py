@@ -38,11 +38,11 @@ class FlowRun:
     """How long it has been in this state, by the server's clock, to a second."""
     tags: tuple[str, ...] = ()
     model: str | None = None
-    """Its parameter of that name."""
+    """The value of its parameter ``model``."""
     pool: str | None = None
     """The work pool that it was sent to."""
     is_deployed: bool = False
-    """It belongs to a deployment."""
+    """Whether it belongs to a deployment."""
     starts_after_seconds: float = 0.0
     """For one that waits for its time: how long that is, by the server's clock."""
 

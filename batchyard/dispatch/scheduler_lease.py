@@ -34,7 +34,7 @@ class SchedulerLease:
         return await self._store.leases.claim(SCHEDULER_LEASE, self._owner, _LEASE_SECONDS)
 
     async def release(self) -> None:
-        """Let another process have it."""
+        """Release the lease, so that another process can take it."""
         await self._store.leases.release(SCHEDULER_LEASE, self._owner)
 
     @asynccontextmanager

@@ -171,7 +171,7 @@ class _Head(NamedTuple):
 
     @property
     def lines(self) -> list[bytes]:
-        """Those that are whole, without blank ones."""
+        """The whole lines, without blank ones."""
         lines = self.data.split(b"\n")
         return [line for line in (lines[:-1] if self.is_cut else lines) if line.strip()]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from batchyard.results.results import Outcome
 
     Rows = npt.NDArray[Any]
-    """Of :data:`ROW`."""
+    """An array of :data:`ROW`."""
 
 log = event_logger(__name__)
 
@@ -54,7 +54,7 @@ class Found(NamedTuple):
     keys: tuple[str, ...]
 
     def pick(self, indices: Any) -> Found:
-        """These rows, in this order."""
+        """The rows at these indices, in this order."""
         return self._replace(rows=self.rows[indices], sources=self.sources[indices])
 
     @property

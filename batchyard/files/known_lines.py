@@ -135,7 +135,7 @@ class KnownLines:
     # -- once it has ended --------------------------------------------------------------------
 
     async def ended(self, batch: BatchRecord, after: Cursor) -> tuple[Found, Rows]:
-        """As :meth:`running`, from the batch's files."""
+        """Read what :meth:`running` reads, from the batch's files."""
         files = await self._read_files(batch)
         if isinstance(after, InputCursor):
             ordered, ordinals = await self._input_order(batch, files)

@@ -60,7 +60,7 @@ class PhysicalLine(msgspec.Struct, frozen=True):
     """A line of the file. ``data`` is without line end and BOM, ``None`` if it is too long."""
 
     number: int
-    """1-based."""
+    """The number of the line, from 1."""
     offset: int
     """Of the first byte of ``data`` in the file."""
     data: bytes | None

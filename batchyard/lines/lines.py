@@ -45,10 +45,10 @@ class RequestLine(msgspec.Struct, frozen=True):
     custom_id: str
     url: str
     model: str
-    """As the body has it."""
+    """The model as the body names it."""
     body: dict[str, Any]
     adapter: str = ""
-    """``model``, if it is an adapter's name."""
+    """The name in ``model`` if it is an adapter's."""
 
 
 class BadLine(msgspec.Struct, frozen=True):

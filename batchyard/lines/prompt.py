@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEY_BYTES = 64 * 1024
-"""Longer prompts are told apart no further."""
+"""The part of a prompt by which prompts are told apart."""
 _DEFAULT_OUTPUT_TOKENS = 256
 _MOST_TOKENS = 2**31
 _AUDIO_BYTES = 4 * 1500

@@ -291,7 +291,7 @@ def _bound(cpu_seconds: float, most_cpu_seconds: float) -> None:
 
 
 def _read_frame(stream: BinaryIO) -> bytes | None:
-    """Its JSON; None at the end."""
+    """The JSON of the next frame; None at the end."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None

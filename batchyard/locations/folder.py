@@ -40,7 +40,7 @@ class FoundFile:
     location: Location
     size_bytes: int
     version: str
-    """Another one for other content."""
+    """A text that changes with the content."""
     is_whole: bool
     """Whether its writer has probably finished it."""
 

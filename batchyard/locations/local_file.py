@@ -55,7 +55,7 @@ class LocalFile:
         await in_thread(_check_target, self.path)
 
     async def probe(self, _: Access) -> None:
-        """It may be on another machine."""
+        """Do nothing: the path may be on another machine."""
 
     async def write(self, path: Path, _: Access) -> None:
         async with contextlib.aclosing(read_file(path)) as parts:

@@ -58,7 +58,7 @@ class Signature:
 
 
 def _query_of(url: str) -> dict[str, str]:
-    """Its parameters, with names in lower case."""
+    """The parameters of the URL, with names in lower case."""
     return {name.lower(): value for name, value in parse_qsl(urlsplit(url).query)}
 
 

@@ -72,7 +72,7 @@ class S3Object:
             raise LocationRefused(f"{self} is a folder: give a file, such as {self}results.jsonl")
 
     async def probe(self, _: Access) -> None:
-        """Only a write tells."""
+        """Do nothing: only writing shows whether it is allowed."""
 
     async def write(self, path: Path, access: Access) -> None:
         async with (

@@ -94,19 +94,19 @@ class GivenUp:
     delivery_id: str
     """Of the webhook, not of the e-mail about it."""
     batch_id: str
-    """Empty for an event of a response."""
+    """The batch; empty for an event of a response."""
     response_id: str | None = None
     """The background response that has ended."""
     event_type: str
     endpoint_id: str | None
-    """None: it was the batch's own webhook."""
+    """The endpoint; None: it was the batch's own webhook."""
     host: str | None
     """The host of its URL, which may hold secrets elsewhere."""
     attempts: int
     status_code: int | None
-    """The last one."""
+    """The HTTP status of the last attempt."""
     error: str | None
-    """Of the last attempt, in our words."""
+    """The error of the last attempt, in our words."""
 
 
 def given_up_email(given_up: GivenUp, *, to: str, sender: str, delivery_id: str) -> EmailMessage:

@@ -37,7 +37,7 @@ async def pause(batch_id: str, request: Request, caller: PageCaller) -> Response
 
 @router.post("/batches/{batch_id}/unpause")
 async def unpause(batch_id: str, request: Request, caller: PageCaller) -> Response:
-    """Go on with it."""
+    """Continue the paused batch."""
     return await _steer(request, caller, batch_id, caller.services.store.batch_schedule.unpause)
 
 
@@ -59,7 +59,7 @@ async def set_priority(batch_id: str, request: Request, caller: PageCaller) -> R
 
 @router.post("/batches/{batch_id}/cancel")
 async def cancel(batch_id: str, request: Request, caller: PageCaller) -> Response:
-    """Cancel it; what is finished is kept."""
+    """Cancel the batch; finished lines are kept."""
     response = await _steer(request, caller, batch_id, caller.services.store.batches.cancel)
     request.app.state.request_runner()
     return response

@@ -23,7 +23,7 @@ FORM_KEY_FIELD: Final = "form_key"
 
 
 def new_form_key() -> str:
-    """For ``<input type="hidden" name="form_key" value="…">``."""
+    """Make a value for ``<input type="hidden" name="form_key" value="…">``."""
     return secrets.token_urlsafe(16)
 
 

@@ -21,7 +21,7 @@ _UNITS: Final = ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k"))
 
 
 def count(number: float) -> str:
-    """``1,234``."""
+    """Format a number as ``1,234``."""
     return f"{number:,.0f}"
 
 
@@ -75,7 +75,7 @@ def ago(seconds: float) -> str:
 
 
 def name_of(batch: BatchRecord) -> str | None:
-    """Its name, from its metadata."""
+    """The name in the batch's metadata."""
     for key in _NAME_KEYS:
         text = ((batch.metadata or {}).get(key) or "").strip()
         if text:

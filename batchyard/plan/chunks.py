@@ -28,4 +28,4 @@ class PlannedChunk:
     prompt_work: float = 0.0
     """See :func:`.prompt_work`."""
     outputs: Mapping[int, ClassShare] = field(default_factory=dict)
-    """By the number of a class."""
+    """The share of each class, under the number of the class."""

@@ -110,7 +110,7 @@ class _Range:
     first: int
     requests: int
     runs: int
-    """Of ``requests``: those that are no copies."""
+    """The number of ``requests`` that are no copies."""
     prompt_tokens: int
     prompt_work: float
     output_tokens: int
@@ -126,7 +126,7 @@ class _Ranges:
         self._ranges: list[_Range] = []
         self._seen_tokens = 0
         self._due_tokens = token_budget
-        """Of all, at which the range ends."""
+        """The count of all tokens at which the range ends."""
         self._first = 0
         self._clear()
 

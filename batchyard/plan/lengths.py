@@ -30,7 +30,7 @@ _BIT_STEPS: Final = 2
 """Of :func:`answer_bits`, in each power of two. With whole powers, kinds of which one has twice as
 long answers are often taken for the same as long as most of them are under way."""
 _HALF_AS_LONG_AGAIN: Final = 2
-"""In steps, about."""
+"""A factor of about 1.5, in steps."""
 
 
 class LengthClass(NamedTuple):
@@ -80,7 +80,7 @@ class Lengths:
         self.histogram[step] = self.histogram.get(step, 0.0) + 1.0
 
     def followed_by(self, newer: Lengths) -> Lengths:
-        """These, faded, and the ``newer`` ones."""
+        """The sum of these lengths, faded, and the ``newer`` ones."""
         kept = math.exp(-newer.weight / _HORIZON)
         histogram = {step: count * kept for step, count in self.histogram.items()}
         for step, count in newer.histogram.items():

@@ -88,7 +88,7 @@ class Planner:
         self._count = 0
         self._prompt_tokens = 0
         self._output_tokens: Counter[int] = Counter()
-        """By class."""
+        """The output tokens of each class."""
         self._counter = ClassCounter()
         self._classes = Classes()
         self._roots = RootSampler(b"")
@@ -176,7 +176,7 @@ class Planner:
         )
 
     def _expected_tokens(self) -> int:
-        """About how many all answers have."""
+        """The tokens that all answers will have, about."""
         return sum(
             self._classes.expected_of(number, planned, self._counter.count(number))
             for number, planned in self._output_tokens.items()

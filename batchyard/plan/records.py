@@ -30,7 +30,7 @@ RECORD = np.dtype(
 """32 bytes, little-endian."""
 
 PACKED: Final = struct.Struct("<QIIIIHHI")
-"""The same, of one record."""
+"""The format of one record."""
 MOST_SHARED_BYTES: Final = 2**16 - 1
 """What fits into ``shared_bytes``."""
 BYTES_PER_TOKEN: Final = 4
@@ -65,7 +65,7 @@ class PlannedRequest(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> Self:
-        """Of one record of :func:`read_records`."""
+        """Make one from a record of :func:`read_records`."""
         return cls._make(record.item())
 
     @property

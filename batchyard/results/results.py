@@ -29,7 +29,7 @@ MAX_TOKENS: Final = 2**31 - 1
 sum over a batch outgrows a 64-bit column, whatever its engine claims."""
 REQUEST_ID_PREFIX: Final = "req_"
 _SHOWN_CHARS: Final = 200
-"""Of an answer that is not JSON."""
+"""The most characters that are shown of an answer that is not JSON."""
 _MOST_LOCATION_CHARS: Final = 1000
 
 

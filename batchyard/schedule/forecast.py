@@ -49,7 +49,7 @@ class OpenWork:
     remaining_tokens: float
     is_paused: bool = False
     is_small: bool = False
-    """Little of it is left to run."""
+    """Whether little of the batch is left to run."""
     remaining_work: float | None = None
     """The same in tokens of answers, see :func:`~.lengths.prompt_work`. None: not known."""
     remaining_prompts: float = 0.0
@@ -92,7 +92,7 @@ class Capacity:
 
     @property
     def rate(self) -> float:
-        """Of all runners."""
+        """The tokens per second of all runners together."""
         if self.work_per_second is None:
             return self.tokens_per_second * self.runners
         prompts = self.prompt_tokens_per_second or 0.0

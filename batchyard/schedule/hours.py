@@ -162,7 +162,7 @@ class UnreadableHours(Hours):
     """
 
     def is_open(self, at: float) -> bool:  # noqa: ARG002 - as in the base class
-        """Never, as far as this version knows."""
+        """Return False: this version cannot read when the engine is open."""
         return False
 
     def opening_words(self, at: float) -> str:  # noqa: ARG002 - as in the base class

@@ -130,7 +130,7 @@ class _Worth(IntEnum):
     """What a runner is used for. The least is drained first."""
 
     IDLE = 0
-    """Nothing."""
+    """The runner is used for nothing."""
     BACKGROUND = 1
     """Background batches. For others of these it goes only once it has served for long enough."""
     NEW_BACKGROUND = 2

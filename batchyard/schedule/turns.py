@@ -74,9 +74,9 @@ class Beside:
     """What a process that asks for more has at hand already."""
 
     flows: frozenset[Flow] = frozenset()
-    """Nothing more of these."""
+    """The flows of which it takes nothing more."""
     has_large: bool = False
-    """It has enough of large batches."""
+    """Whether it has enough of large batches."""
     keeps_background_out: bool = False
     """It has others than background batches, or enough of these."""
 
@@ -90,7 +90,7 @@ class Standing:
     urgency: int = len(URGENCY_SECONDS)
     priority: int = 0
     is_ending: bool = False
-    """Only its files are missing."""
+    """Whether only its files are missing."""
     is_small: bool = False
     deadline: float = 0.0
     created_at: float = 0.0

@@ -16,7 +16,7 @@ class Arrivals:
         self._of_uploads: Counter[str] = Counter()
 
     def of(self, tenant: str) -> int:
-        """Of all its files and parts."""
+        """The bytes of all files and parts that arrive for the tenant."""
         return self._of_tenants[tenant]
 
     def add(self, tenant: str, size_bytes: int) -> None:

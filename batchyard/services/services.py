@@ -54,7 +54,7 @@ class Progress:
 
 
 def ignore_progress(_: Progress) -> None:
-    """For processes that show no progress."""
+    """Do nothing: the process shows no progress."""
 
 
 async def no_engine(model: str) -> Engine:

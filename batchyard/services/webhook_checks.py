@@ -54,7 +54,7 @@ def check_name(name: str) -> None:
 
 
 def checked_event_types(event_types: Sequence[str], *, param: str) -> tuple[str, ...]:
-    """Each once, in their order. Raises :class:`~batchyard.errors.RequestRefused`."""
+    """List each type once, in their order. Raises :class:`~batchyard.errors.RequestRefused`."""
     offered = ", ".join(EVENT_TYPES)
     if not event_types:
         raise _refused(param, f"'{param}' must name at least one of: {offered}.")

@@ -110,7 +110,7 @@ class Estimate:
     planned_prompts: float
     order: OrderEstimate | None
     errors: tuple[BatchError, ...]
-    """Of the file, the first thousand."""
+    """The first thousand errors of the file."""
     bad_lines: int = 0
     deep: DeepFindings | None = None
     """What a deep validation has counted, of all good lines; None: it was a basic one."""

@@ -66,7 +66,7 @@ class S3Credentials:
     """Where the S3 server is and who we are there; what is empty is left to boto3's own chain."""
 
     endpoint_url: str = ""
-    """Empty: AWS itself."""
+    """The address of the S3 service; empty: AWS itself."""
     region: str = ""
     access_key_id: str = ""
     secret_access_key: str = field(default="", repr=False)
@@ -302,7 +302,7 @@ class S3Bucket:
                 yield entry.key
 
     async def listing(self, prefix: str) -> AsyncGenerator[ListedObject]:
-        """As :meth:`list`, with sizes, ages and ETags."""
+        """List what :meth:`list` does, with sizes, ages and ETags."""
         more: dict[str, Any] = {}
         while True:
             page = await self._call("list_objects_v2", Prefix=prefix, **more)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PRIVATE_MODE = 0o600
 _USERS_MODE = 0o666
-"""Less what the umask takes away."""
+"""The mode of users' files, before the umask."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}

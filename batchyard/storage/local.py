@@ -88,7 +88,7 @@ class LocalStorage:
         return await self._existing(key)
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
     async def _existing(self, key: str) -> Path:
         path = self._path(key)

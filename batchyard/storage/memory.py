@@ -90,7 +90,7 @@ class MemoryStorage:
         return path
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
     def _content(self, key: str) -> bytes:
         try:

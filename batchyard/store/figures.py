@@ -39,7 +39,7 @@ _RUNNERS = RunnerRow.metadata.tables["runners"]
 
 @dataclass(frozen=True, slots=True)
 class EndedBatches:
-    """Those with one status, endpoint and model."""
+    """The ended batches with one status, endpoint and model."""
 
     status: BatchStatus
     endpoint: str
@@ -64,7 +64,7 @@ class OpenBatches:
     count: int
     paused: int
     at_risk: int
-    """Forecast to end after their window."""
+    """Batches that will end after their window, by forecast."""
     slack_seconds: float | None
     """The least time from a forecast end to the end of the window; None: no forecast."""
     waiting_seconds: float | None
@@ -94,7 +94,7 @@ class Figures:
     runners: dict[tuple[str, str | None, str], int]
     """By kind, model and status; those that have ended are left out."""
     deliveries: dict[tuple[str, str], int]
-    """By kind and status."""
+    """The number of deliveries for each kind and status."""
     deliveries_due: int
     due_seconds: float
     """For how long the oldest of them has been due; 0: there is none."""

@@ -111,7 +111,7 @@ class ModelQueue:
 
     model: str
     free: int
-    """Could run now."""
+    """Chunks that could run now."""
     leased: int
     paused: int
     pausing: int

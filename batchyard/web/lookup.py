@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 Entries: TypeAlias = list[tuple[Any, ...]]
-"""As ``getaddrinfo`` gives them, for port 0."""
+"""The result of ``getaddrinfo``, for port 0."""
 
 
 class Lookups:

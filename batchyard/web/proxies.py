@@ -36,11 +36,11 @@ class Proxy:
 
     variable: str
     url: str = field(repr=False)
-    """It may have a password."""
+    """The proxy's URL, which may have a password."""
 
     @property
     def scheme(self) -> str:
-        """In lower case."""
+        """The scheme of the URL, in lower case."""
         return urlsplit(self.url).scheme.lower()
 
     @property

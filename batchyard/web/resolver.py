@@ -30,7 +30,7 @@ class Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is open: lookups end by themselves."""
+        """Do nothing: lookups end by themselves."""
 
 
 def _with_zone(host: str, _port: int, _flow: int = 0, zone: int = 0) -> str:

@@ -20,7 +20,7 @@ class _Answered(Exception):
 
 
 class HeadRequests:
-    """Has GET's handlers answer HEAD."""
+    """Let the handlers of GET answer HEAD too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

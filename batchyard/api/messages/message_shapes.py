@@ -105,7 +105,7 @@ _STATUSES: Final[dict[BatchStatus, Literal["in_progress", "canceling"]]] = {
     BatchStatus.FINALIZING: "in_progress",
     BatchStatus.CANCELLING: "canceling",
 }
-"""Of a batch that has not ended."""
+"""The processing status of a batch that has not ended."""
 
 
 def _counts(batch: BatchRecord) -> MessageBatchCounts:

@@ -60,7 +60,7 @@ class UpdateWebhookEndpoint(RequestBody):
 
 
 class TestWebhookEndpoint(RequestBody):
-    """Of which type the sample event is."""
+    """The type of the sample event."""
 
     event_type: EventType
 

@@ -53,15 +53,15 @@ class InputLines:
         return cls(path, *await in_thread(_places, path))
 
     def close(self) -> None:
-        """No line is read any more."""
+        """Stop reading lines."""
         self._file.close()
 
     def size_bytes(self, ordinal: int) -> int:
-        """Of :meth:`line`."""
+        """The length of what :meth:`line` returns."""
         return int(self._lengths[ordinal])
 
     def line(self, ordinal: int) -> bytes:
-        """Without its line end."""
+        """The line without its line end."""
         size, offset = int(self._lengths[ordinal]), int(self._offsets[ordinal])
         return os.pread(self._file.fileno(), size, offset)
 
@@ -132,7 +132,7 @@ class Source:
         self.stage = stage
         self.ordinals = ordinals
         self.is_over = False
-        """Nothing more will come of it."""
+        """Whether no further lines will come."""
         self.missed_since: float | None = None
         """When lines were first missing from its segments, by the monotonic clock."""
         self._seen: set[str] = set()
@@ -151,7 +151,7 @@ class Source:
         return self._lines
 
     def close(self) -> None:
-        """Nothing is read of it any more."""
+        """Stop reading it."""
         if self._lines is not None:
             self._lines.close()
             self._lines = None

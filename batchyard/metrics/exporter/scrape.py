@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 SCRAPE_SECONDS: Final = 3.0
 """Prometheus gives up after ten seconds, for all engines together."""
 MAX_BYTES: Final = 4 * 1024**2
-"""vLLM's page has 70 KB."""
+"""The largest page that is read; vLLM's has 70 KB."""
 
 
 async def scrape(socket: Path) -> str | None:

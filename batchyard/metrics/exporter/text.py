@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OUR_PREFIX: Final = "batchyard_"
 """Metrics and labels with this prefix are ours; an engine's page cannot have them."""
 MAX_LINES: Final = 50_000
-"""Of one page; vLLM's has 700."""
+"""The most lines of one page; vLLM's has 700."""
 MAX_LINE_CHARACTERS: Final = 16_384
 
 # Possessive (`*+`): what has matched is never looked at again, so no text takes long.

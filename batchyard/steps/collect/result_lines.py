@@ -52,7 +52,7 @@ class ResultLines:
         self._thread = ThreadPoolExecutor(1, "collect")
         self._end = 0
         self.run_bytes = max(_RUN_BYTES, 8 * total)
-        """About how large a run is."""
+        """The size of a run, about."""
         self._waiting: list[bytes] = []
         """Lines that are in no run yet."""
         self._waiting_ordinals: list[npt.NDArray[np.uint32]] = []

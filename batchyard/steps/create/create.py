@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord, IdempotencyKey, NewFile
 
 DEFAULT_TENANT = "default"
-"""Whose batches are that name no tenant."""
+"""The tenant of batches that name none."""
 DATASET_ENDPOINT = "/v1/chat/completions"
 """Where the requests of a dataset go that names no endpoint."""
 MIXED_ENDPOINTS = "mixed"

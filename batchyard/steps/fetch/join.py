@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord, FileRecord
 
     _Source = tuple[str, AsyncIterator[bytes]]
-    """Its name in errors, and its bytes."""
+    """The name of a source in errors, and its bytes."""
 
 
 async def join_files(services: Services, batch: BatchRecord) -> int:

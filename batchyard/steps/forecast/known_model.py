@@ -41,7 +41,7 @@ class Known:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of one engine; None: not measured."""
+        """The speed of one engine; None: not measured."""
         return None if self.rate is None else self.rate.tokens_per_second or None
 
     def seconds_for(self, found: Estimate) -> float | None:

@@ -124,7 +124,7 @@ def first_good_model(path: Path, rules: Rules) -> str | None:
 
 
 class _NoneIsGood(Exception):
-    """Not one of the first lines."""
+    """None of the first lines is good."""
 
 
 class _Body(msgspec.Struct):

@@ -78,7 +78,7 @@ def _next(orders: SimpleQueue[bytes]) -> Any:
 
 
 def _go_on() -> None:
-    """To stop this process, kill it."""
+    """Continue always: the parent kills this process to stop it."""
 
 
 if __name__ == "__main__":

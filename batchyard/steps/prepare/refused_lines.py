@@ -31,7 +31,7 @@ _CHUNK: Final = 0
 _WRITER: Final = "refused"
 _SEGMENT_BYTES: Final = 4 * 1024**2
 _MOST_MESSAGES: Final = 3
-"""Of one line."""
+"""The most messages of one line."""
 
 
 class RefusedLines:

@@ -27,7 +27,7 @@ class NewCompletion(Record):
     """A segment that is to be recorded. What ``lines`` holds, its reader knows."""
 
     segment: str
-    """Its key in the object store."""
+    """The key of the segment in the object store."""
     lines: bytes = Field(sa_type=LargeBinary)
 
 
@@ -35,7 +35,7 @@ class CompletionRecord(NewCompletion):
     """A segment in its place."""
 
     sequence: int = Field(primary_key=True, sa_type=BigInteger)
-    """From 0, without a gap."""
+    """The place among the batch's segments, from 0, without a gap."""
 
 
 class CompletionRow(Row, CompletionRecord, table=True):

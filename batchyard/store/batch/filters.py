@@ -29,7 +29,7 @@ class Show(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"
     LATE = "late"
-    """By forecast they end after their window."""
+    """Batches that will end after their window, by forecast."""
     FAILED = "failed"
     """The batch failed or expired, or some of its lines failed; of the last day or open."""
     ENDED = "ended"
@@ -43,7 +43,7 @@ class Sort(StrEnum):
     STATUS = "status"
     LINES = "lines"
     ETA = "eta"
-    """By when they are or were done."""
+    """The time at which they will be, or were, done."""
     PRIORITY = "priority"
 
 
@@ -66,7 +66,7 @@ def is_paused() -> ColumnElement[bool]:
 
 
 def is_late() -> ColumnElement[bool]:
-    """By forecast it ends after its window."""
+    """Whether the batch will end after its window, by forecast."""
     return and_(BATCHES.c.status.in_(UNFINISHED), BATCHES.c.late_since.is_not(None))
 
 

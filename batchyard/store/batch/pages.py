@@ -72,7 +72,7 @@ async def read_page(
     after: str | None,
     prices: Prices,
 ) -> Page[BatchRecord]:
-    """As :meth:`.Batches.page`, within a transaction."""
+    """Read :meth:`.Batches.page` within a transaction."""
     statement = select(*RECORD_COLUMNS)
     if tenant is not None:
         statement = statement.where(seen_by(tenant))
@@ -90,7 +90,7 @@ async def read_page(
 async def read_live(
     connection: AsyncConnection, batch_ids: Collection[str], prices: Prices
 ) -> dict[str, LiveBatch]:
-    """As :meth:`.Batches.live`, within a transaction."""
+    """Read :meth:`.Batches.live` within a transaction."""
     statement = select(*RECORD_COLUMNS).where(BATCHES.c.id.in_(batch_ids))
     found = await connection.execute(statement)
     records = [BatchRecord.read(row) for row in found.mappings()]

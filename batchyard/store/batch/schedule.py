@@ -163,7 +163,7 @@ class BatchSchedule(Aggregate):
     async def _name_at_risk(
         self, connection: AsyncConnection, batch_ids: list[str], now: int
     ) -> list[BatchRecord]:
-        """Those that nobody has named meanwhile."""
+        """The batches that no other process has named meanwhile."""
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         unnamed = BATCHES.c.id.in_(batch_ids), running, BATCHES.c.at_risk_at.is_(None)
         named = await connection.execute(

@@ -37,7 +37,7 @@ class PartSummary:
 
     batch: BatchRecord
     stage: int
-    """From 1, as in :class:`.ChainPart`."""
+    """The number of the stage, from 1, as in :class:`.ChainPart`."""
     lines: int
 
 
@@ -69,7 +69,7 @@ class Chains(Aggregate):
 
     @reads
     async def parts(self, connection: AsyncConnection, chain_id: str) -> list[ChainPart]:
-        """Its parts, the oldest first."""
+        """The parts of the chain, the oldest first."""
         found = await connection.execute(
             select(PARTS)
             .join(BATCHES, BATCHES.c.id == PARTS.c.batch_id)

@@ -31,7 +31,7 @@ class OpenChunks:
         return self.free + self.leased
 
     def less(self, part: OpenChunks) -> OpenChunks:
-        """Without this part of them."""
+        """What is left of them without this part."""
         return OpenChunks(
             self.free - part.free,
             self.leased - part.leased,
@@ -67,7 +67,7 @@ class ModelDemand:
 
 
 async def read_demand(connection: AsyncConnection) -> list[ModelDemand]:
-    """As :meth:`.Chunks.demand`, within a transaction."""
+    """Read :meth:`.Chunks.demand` within a transaction."""
     is_leased = and_(IS_LEASED, is_held(CHUNKS))
     free, leased = case((is_leased, 0), else_=1), case((is_leased, 1), else_=0)
     can_wait = case((is_background(), 1), else_=0)

@@ -73,7 +73,7 @@ class EngineHours(Aggregate):
 
 
 async def read_hours(connection: AsyncConnection) -> dict[str, Hours]:
-    """As :meth:`EngineHours.all`, within a transaction."""
+    """Read :meth:`EngineHours.all` within a transaction."""
     rows = await connection.execute(select(_HOURS.c.model, _WINDOWS.label("windows")))
     return {row.model: _read(row.windows) for row in rows}
 

@@ -28,7 +28,7 @@ class RateRecord(Record):
     model: str = Field(primary_key=True)
     pool: str = Field(primary_key=True)
     tokens_per_second: float | None = Field(sa_type=Double)
-    """Of one runner. None: not measured yet."""
+    """The speed of one runner; None: not measured yet."""
     work_per_second: float | None = Field(default=None, sa_type=Double)
     """The same in tokens of answers, see :func:`~.lengths.prompt_work`; for forecasts."""
     answer_tokens_per_second: float | None = Field(default=None, sa_type=Double)
@@ -121,7 +121,7 @@ class Rates(Aggregate):
 
     @reads
     async def get(self, connection: AsyncConnection, model: str, pool: str) -> RateRecord | None:
-        """None: nothing was measured yet."""
+        """The record; None: nothing was measured yet."""
         statement = select(_RATES).where(_RATES.c.model == model, _RATES.c.pool == pool)
         row = (await connection.execute(statement)).mappings().one_or_none()
         return None if row is None else RateRecord.read(row)

@@ -33,7 +33,7 @@ class AuditRecord(Record):
     actor: str
     """Who: a key's id, or the user and the machine of a command."""
     action: str
-    """For example ``key.created``."""
+    """The name of the action, such as ``key.created``."""
     subject: str
     """What it was done to: an id, or the name of a tenant."""
     details: dict[str, Any] = Field(sa_type=JsonText(dict[str, Any]))

@@ -14,7 +14,7 @@ class UrlFacts(msgspec.Struct, frozen=True):
     """What is known of a URL that a result file goes to. Nothing of it is a secret."""
 
     expires_at: int | None = None
-    """Unix seconds; None: it does not say."""
+    """The expiry in Unix seconds; None: the URL does not say."""
     doubt: str | None = None
     """Why it could not be asked whether it takes the file."""
 
@@ -38,7 +38,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
     traceparent: str | None = None
     """The span that created it; see :mod:`batchyard.logs.tracing`."""
     urls: dict[str, UrlFacts] = {}
-    """Of its destinations, by ``output`` and ``error``."""
+    """What is known of its URLs, by ``output`` and ``error``."""
     on_invalid: OnInvalid = OnInvalid.FAIL
     validation: Validation = Validation.BASIC
     on_invalid_output: OnInvalidOutput | None = None

@@ -22,7 +22,7 @@ class ChainRecord(Record):
 
     batch_id: str = Field(primary_key=True, foreign_key="batches.id", ondelete="CASCADE")
     stages: tuple[Stage, ...] = Field(sa_type=JsonText(tuple[Stage, ...]))
-    """Those behind the first."""
+    """The stages behind the first."""
     completed: int = Field(default=0, sa_type=BigInteger)
     """Lines with an answer of the last stage."""
     failed: int = Field(default=0, sa_type=BigInteger)

@@ -92,7 +92,7 @@ class _ChunkColumns(NewChunk):
     batch_id: str = Field(primary_key=True, foreign_key="batches.id", ondelete="CASCADE")
     index: int = Field(primary_key=True)
     deadline: int = Field(sa_type=BigInteger)
-    """Unix seconds."""
+    """The deadline in Unix seconds."""
     strikes: int = 0
     """Errors in the chunk since it last made progress, each of which ended a lease."""
     deaths: int = 0

@@ -21,7 +21,7 @@ class DeliveryStatus(StrEnum):
     """Where a delivery stands; all but the first are final, until it is replayed."""
 
     PENDING = "pending"
-    """It is due now or later."""
+    """The delivery is due now or later."""
     DELIVERED = "delivered"
     """The receiver has accepted it."""
     FAILED = "failed"
@@ -41,13 +41,13 @@ class DeliveryRecord(Record):
     one of :data:`FILE_EVENTS`."""
     event_at: int = Field(sa_type=BigInteger)
     batch_id: str
-    """:data:`NO_BATCH` for an event of a response."""
+    """The batch; :data:`NO_BATCH` for an event of a response."""
     response_id: str | None = None
     """The background response that ended."""
     endpoint_id: str | None
     """None: the batch's own webhook, or an e-mail."""
     recipient: str | None = Field(repr=False)
-    """Of an e-mail, its one address."""
+    """The address of an e-mail; None for other kinds."""
     about_delivery_id: str | None
     """Of :data:`WEBHOOK_GIVEN_UP`, the delivery that was given up."""
     destination: str
@@ -59,7 +59,7 @@ class DeliveryRecord(Record):
     """Of a pending one, when it is tried next."""
     ended_at: int | None = Field(sa_type=BigInteger)
     file_id: str | None = None
-    """Of a result file, which one."""
+    """The file that a delivery of a result file sends."""
 
 
 class DeliveryRow(Row, DeliveryRecord, LeaseColumns, table=True):

@@ -19,7 +19,7 @@ class _ResponseColumns(Record):
     given: bytes = Field(sa_type=LargeBinary, repr=False)
     """What was asked for, as :func:`batchyard.batch.responses.given_object` shows it, in JSON."""
     token_estimate: int = Field(sa_type=BigInteger)
-    """Of its prompt and its answer."""
+    """The tokens of its prompt and its answer, estimated."""
 
 
 class NewResponse(_ResponseColumns):

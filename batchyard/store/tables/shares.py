@@ -31,7 +31,7 @@ class Share:
 
     @property
     def requests(self) -> int:
-        """Those with an answer or an error."""
+        """The number of requests with an answer or an error."""
         return self.completed + self.failed
 
 

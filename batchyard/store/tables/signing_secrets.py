@@ -43,5 +43,5 @@ class SecretColumns:
 
 
 def secrets_in(row: Row[Any]) -> tuple[str, ...]:
-    """Those that count now, the newest first."""
+    """The secrets that are valid now, the newest first."""
     return tuple(secret for secret in (row.secret, row.old_secret) if secret is not None)

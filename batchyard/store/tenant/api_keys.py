@@ -44,7 +44,7 @@ class ApiKeyRecord(Record):
     """How the secret begins, to tell keys apart."""
     created_at: int = Field(sa_type=BigInteger)
     last_used_at: int | None = Field(sa_type=BigInteger)
-    """To the minute."""
+    """The last use, to the minute; None: never used."""
     revoked_at: int | None = Field(sa_type=BigInteger)
     is_operator: bool = Field(sa_column_kwargs={"server_default": false()})
     may_write: bool = Field(sa_column_kwargs={"server_default": true()})
@@ -93,7 +93,7 @@ class Holder:
     is_operator: bool
     """It may see all tenants' batches, and act on them."""
     may_write: bool
-    """False: it may only look."""
+    """Whether it may do more than look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ class ApiKeys(Aggregate):
 
 
 def holder(row: Mapping[str, Any] | RowMapping) -> Holder:
-    """From a row that has :data:`HOLDER_COLUMNS`."""
+    """Read the holder from a row with :data:`HOLDER_COLUMNS`."""
     return Holder(**{name: row[name] for name in Holder.__dataclass_fields__})
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _SALT_BYTES: Final = 32
-"""As vLLM recommends: 256 bits, 43 characters."""
+"""The size that vLLM recommends: 256 bits, 43 characters."""
 
 
 class CacheSaltRow(Row, table=True):

@@ -50,7 +50,7 @@ class UsageRecord(Record, UsageColumns):
     endpoint: str
     ended_at: int = Field(sa_type=BigInteger)
     requests: int = Field(sa_type=BigInteger)
-    """Those with an answer or an error."""
+    """The number of requests with an answer or an error."""
     engine_seconds: float | None = Field(sa_type=Double)
     """Its share of an engine's time, by the model's measured speed; None: it was not needed."""
     cost: int | None = Field(sa_type=BigInteger)
@@ -271,7 +271,7 @@ class _Pricing:
         return share.estimate / rate if rate else None
 
     def cost(self, model: str, share: Share) -> int | None:
-        """In billionths; None: there is no price."""
+        """The cost in billionths; None: there is no price."""
         price = self.prices.of(model)
         if price is None:
             return None
