@@ -26,7 +26,7 @@ class InputPart(msgspec.Struct, frozen=True):
     file_id: str
     """For one that is no file of ours: its place, as anybody may see it."""
     lines: int = 0
-    """As the input has them; 0 until it is made."""
+    """The number of lines that the input has; 0 until it is made."""
 
 
 def with_its_file(error: BatchError, parts: Sequence[InputPart]) -> BatchError:

@@ -110,7 +110,7 @@ def _installed(folder: Path, device: Device) -> Path:
 
 
 def _digest(device: Device) -> str:
-    """Of the lists from which the environment is made."""
+    """The digest of the lists from which the environment is made."""
     digest = hashlib.sha256()
     for path in sorted(_lists(device)):
         digest.update(path.read_bytes())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _OPTIONS: Final = {"exclusive": "--exclusive", "adapters": "--engine-adapter"}
-"""Of a field that is not named as its option."""
+"""The options of the fields that are not named as their option."""
 
 
 @dataclass(frozen=True, slots=True)

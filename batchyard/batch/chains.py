@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 MAX_STAGES: Final = 8
 """The most stages behind the first."""
 VARIABLES: Final = ("request", "response", "content", "custom_id", "first")
-"""Of a template: the body of the line's request in the stage before, the body of its answer, the
-text of that, the line's ``custom_id``, and the body of its request in the first stage."""
+"""The variables of a template: the body of the line's request in the stage before, the body of its
+answer, the text of that, the line's ``custom_id``, and the body of its request in the first
+stage."""
 
 _decode = msgspec.json.Decoder().decode
 

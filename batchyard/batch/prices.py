@@ -28,7 +28,8 @@ _SMALLEST_OF_SIX_DIGITS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Of a million tokens each, and of an hour of one engine; the sum of all of them is due.
+    """The price of a million tokens each, and of an hour of one engine; the sum of all of them is
+    due.
 
     ``cached``: of prompt tokens that were in the engine's cache; None: as ``input``.
     """
@@ -54,7 +55,8 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """By model; ``*`` is for all models that have none of their own. Empty: nothing has a price."""
+    """The prices of models; ``*`` is for all models that have none of their own. Empty: nothing has
+    a price."""
 
     currency: str = "usd"
     by_model: Mapping[str, Price] = field(default_factory=dict)

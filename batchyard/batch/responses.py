@@ -59,7 +59,8 @@ _INPUT_TEXT: Final = {"type": "input_text"}
 
 
 class ResponseStatus(StrEnum):
-    """As OpenAI has it. ``in_progress`` is never stored: it follows from the batch's chunks."""
+    """The status as OpenAI has it. ``in_progress`` is never stored: it follows from the batch's
+    chunks."""
 
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"

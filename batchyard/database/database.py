@@ -234,7 +234,7 @@ def _postgresql_arguments(patience_seconds: float, *, migrates: bool) -> dict[st
 
 
 def application_name() -> str:
-    """By which PostgreSQL, and ``batchyard doctor``, tell our processes apart."""
+    """The name by which PostgreSQL and ``batchyard doctor`` tell our processes apart."""
     name = f"{APPLICATION} {socket.gethostname()[:40]}:{os.getpid()}"
     return name.encode("ascii", "replace").decode()
 

@@ -67,7 +67,8 @@ class Sealed(TypeDecorator[str]):
 
 
 class OpenedOrNone(Sealed):
-    """As :class:`Sealed`, where a value that no key opens must not stop the others: it is None."""
+    """The same as :class:`Sealed`, where a value that no key opens must not stop the others: it is
+    None."""
 
     cache_ok = True
 

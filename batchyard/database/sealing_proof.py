@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _ID: Final = 1
 _LOOKED_AT: Final = 20
-"""Of each sealed column; what was sealed with a key that was lost once is not all there is."""
+"""The most values of each sealed column that are looked at; what was sealed with a key that was
+lost once is not all there is."""
 
 
 class SealingProofRow(Row, table=True):

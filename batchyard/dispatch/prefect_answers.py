@@ -88,11 +88,11 @@ class OfferedModel:
     is_ours: bool = False
     """Its engine is a vLLM that Batchyard starts; otherwise a server of which nothing is known."""
     weights: str = ""
-    """Of an engine of ours: the folder or hub id that it loads."""
+    """The folder or hub id that an engine of ours loads."""
     options: str = ""
-    """Of an engine of ours: its options, as in a shell."""
+    """The options of an engine of ours, as in a shell."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of an engine of ours: its own environment variables."""
+    """The environment variables that an engine of ours has for itself."""
     adapters: tuple[str, ...] = ()
     """The names of its adapters."""
 
@@ -128,7 +128,7 @@ def offered_model_from(
 
 
 def _adapters_of(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of names, or of paths by name; none where the block says anything else."""
+    """The names in a list, or in a table of paths; none where the block says anything else."""
     adapters = data.get("adapters")
     if not isinstance(adapters, dict | list):
         return ()

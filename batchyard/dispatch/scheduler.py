@@ -229,7 +229,7 @@ class RunnerScheduler:
     async def _ended(
         self, pools: Mapping[str, Pool], rows: Sequence[RunnerRecord]
     ) -> dict[str, FlowRun] | None:
-        """Of the flow runs that we know of, those that have ended; None: Prefect does not say."""
+        """The flow runs that we know of and that have ended; None: Prefect does not say."""
         known = {run for watch in self._watches.values() for run in watch.runs}
         known.update(row.flow_run_id for row in rows if row.flow_run_id)
         known.difference_update(run.id for pool in pools.values() for run in pool.active)

@@ -26,7 +26,7 @@ RETRY_AFTER_SECONDS: Final = 5
 USAGE_ON_REQUEST: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 """The endpoints whose streams have their usage only if ``stream_options`` says so."""
 MAX_KEPT_BYTES: Final = 32 * 1024**2
-"""Of an answer that is no stream, and of one event of a stream."""
+"""The most bytes of an answer that is no stream, and of one event of a stream."""
 
 _DONE: Final = b"[DONE]"
 
@@ -146,7 +146,7 @@ class AnswerMeter:
 class _Event(msgspec.Struct):
     choices: list[Any] | None = None
     response: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Of the Responses API, whose last event holds the whole answer."""
+    """The answer of the Responses API, whose last event holds the whole answer."""
 
 
 _decode = msgspec.json.Decoder(_Event).decode

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 _LOCKS: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-"""Of uploads. Each request to complete one makes a copy of it, so they do that one by one: after
-the first success the others make none."""
+"""The locks of uploads. Each request to complete one makes a copy of it, so they do that one by
+one: after the first success the others make none."""
 
 
 async def complete_upload(

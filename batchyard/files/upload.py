@@ -33,7 +33,8 @@ PURPOSES: Final = ("assistants", "batch", "fine-tune", "vision", "user_data", "e
 """What a client may upload a file for."""
 
 MAX_FILE_BYTES: Final = 512 * 1024**2
-"""Of a file that is no batch's input, as at OpenAI; an input's limit is a setting."""
+"""The most bytes of a file that is no batch's input, as at OpenAI; an input's limit is a
+setting."""
 
 LEAST_LIFETIME_SECONDS: Final = 3600
 MOST_LIFETIME_SECONDS: Final = FILE_LIFETIME_SECONDS
@@ -143,7 +144,8 @@ async def upload_file(
 async def store_content(
     services: Services, tenant: str, content: AsyncIterable[bytes], use: Callable[[], FileUse]
 ) -> NewFile:
-    """As :func:`upload_file`, without the row: the bytes are durable, nothing names them yet."""
+    """Do what :func:`upload_file` does, without the row: the bytes are durable, nothing names them
+    yet."""
     file_id = new_file_id()
     first_line = FirstLine()
 

@@ -21,7 +21,7 @@ INNER: Final = "response_format"
 """Where fields are counted as well, as ``response_format.NAME``."""
 _MOST_SHAPES: Final = 1000
 _MOST_FIELDS: Final = 200
-"""Of one endpoint: a client may make up any number of names."""
+"""The most fields of one endpoint: a client may make up any number of names."""
 _NAME_CHARS: Final = 40
 
 
@@ -30,7 +30,8 @@ class FieldCounts:
 
     def __init__(self) -> None:
         self._shapes: Counter[tuple[str, ...]] = Counter()
-        """By endpoint and fields: most files have one, so that a line costs one addition."""
+        """The lines of each endpoint and set of fields: most files have one, so that a line costs
+        one addition."""
         self._found: dict[str, Counter[str]] = {}
 
     def count(self, url: str, body: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ _LIMITS: Final[dict[str, tuple[str, ...]]] = {
     "/v1/messages": ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
 }
-"""Of an answer's tokens, by endpoint: the first one that is given counts."""
+"""The fields that limit an answer's tokens, by endpoint: the first one that is given counts."""
 
 
 def context_refusals(

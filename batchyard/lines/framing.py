@@ -62,7 +62,7 @@ class PhysicalLine(msgspec.Struct, frozen=True):
     number: int
     """The number of the line, from 1."""
     offset: int
-    """Of the first byte of ``data`` in the file."""
+    """The offset in the file of the first byte of ``data``."""
     data: bytes | None
 
 

@@ -37,9 +37,9 @@ class RequestLine(msgspec.Struct, frozen=True):
     """A valid request line, parsed."""
 
     number: int
-    """Of the line in the file, from 1."""
+    """The number of the line in the file, from 1."""
     ordinal: int
-    """Of the request, from 0: blank lines are none."""
+    """The number of the request, from 0: blank lines are none."""
     offset: int
     length: int
     custom_id: str

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 MOST_TEMPLATE_CHARS: Final = 65_536
 MAX_BODY_BYTES: Final = 16 * 1024**2
 GROUP_BYTES: Final = 32 * 1024**2
-"""Of bodies: after so many, the rest of a group is left for the next one. They are in the memory of
-the process that holds the batches of all tenants."""
+"""The bytes of bodies after which the rest of a group is left for the next one. They are in the
+memory of the process that holds the batches of all tenants."""
 GROUP_CPU_SECONDS: Final = 1.0
 """After so many, too: other tenants wait for their turns meanwhile."""
 MAX_BODY_DEPTH: Final = 63
-"""As in :mod:`batchyard.lines.json_depth`, in a line, which is one level more."""
+"""The depth of :mod:`batchyard.lines.json_depth`, in a line, which is one level more."""
 CPU_SECONDS: Final = 2.0
 """For one body. An honest one takes less than a millisecond."""
 _MOST_CPU_SECONDS: Final = 5.0

@@ -34,7 +34,7 @@ _MOST_AT_ONCE: Final = 64
 """Processes with the same labels."""
 
 Counters = dict[str, dict[str, float]]
-"""By the name of the metric, and the value of its own label."""
+"""Counts under the name of the metric and the value of its own label."""
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -92,7 +92,7 @@ class GivenUp:
     """A webhook that is not tried again automatically."""
 
     delivery_id: str
-    """Of the webhook, not of the e-mail about it."""
+    """The delivery of the webhook, not of the e-mail about it."""
     batch_id: str
     """The batch; empty for an event of a response."""
     response_id: str | None = None

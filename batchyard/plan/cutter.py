@@ -60,7 +60,7 @@ class ChunkCutter:
         self._parts.add(1, 1, prompt_tokens, work, outputs)
 
     def add_copy(self) -> None:
-        """Of the request before, in whose chunk it must be."""
+        """Add a copy of the request before, in whose chunk it must be."""
         self._parts.stretch()
 
     def finish(self) -> tuple[PlannedChunk, ...]:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES: Final = 16
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
-"""Of a request that shares its answer with no other."""
+"""The digest of a request that shares its answer with no other."""
 _MOST_COPIES: Final = 65_535
-"""Of one request: a chunk holds them all, and a runner each chunk's records. The next identical one
-runs again. A file of OpenAI's size has no more."""
+"""The most copies of one request: a chunk holds them all, and a runner each chunk's records. The
+next identical one runs again. A file of OpenAI's size has no more."""
 _RANDOM_SEED: Final = -1
 """vLLM draws another one for each request, as without any."""
 

@@ -18,7 +18,7 @@ _MOST_SEEN: Final = 4_096
 """Classes that are counted; of a later one only what it is with any template."""
 _MOST: Final = 200
 _LEAST_REQUESTS: Final = 8
-"""Of a template that no earlier batch had."""
+"""The fewest requests of a template that no earlier batch had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Classes:
     numbers: tuple[int, ...] = (0,)
     table: tuple[LengthClass, ...] = ()
     means: tuple[float | None, ...] = (None,)
-    """By number: the expected tokens of an answer; None: not known."""
+    """The expected tokens of an answer, by the number of its class; None: not known."""
     unknown: frozenset[int] = frozenset()
     """Those with a template that too few answers are known of."""
 

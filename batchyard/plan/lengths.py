@@ -25,10 +25,10 @@ PROMPT_WORK: Final = 1 / 8
 """What a token of a prompt costs in tokens of answers before an engine was seen to read any: it is
 read together with many others, one of an answer is a step."""
 _STEPS: Final = 4
-"""Of the histogram, in each power of two: a length is known to within a tenth."""
+"""The steps of the histogram in each power of two: a length is known to within a tenth."""
 _BIT_STEPS: Final = 2
-"""Of :func:`answer_bits`, in each power of two. With whole powers, kinds of which one has twice as
-long answers are often taken for the same as long as most of them are under way."""
+"""The steps of :func:`answer_bits` in each power of two. With whole powers, kinds of which one has
+twice as long answers are often taken for the same as long as most of them are under way."""
 _HALF_AS_LONG_AGAIN: Final = 2
 """A factor of about 1.5, in steps."""
 
@@ -70,7 +70,7 @@ class Lengths:
     weight: float = 0.0
     tokens: float = 0.0
     histogram: dict[int, float] = field(default_factory=dict)
-    """By step: a quarter of a power of two each; 0 is an empty answer."""
+    """The weight of each step, which is a quarter of a power of two; 0 is an empty answer."""
 
     def add(self, tokens: int) -> None:
         """One more answer; the others do not fade by it, see :meth:`followed_by`."""
@@ -155,7 +155,7 @@ class Lengths:
         return mean - written
 
     def last_of(self, answers: int) -> float:
-        """Of so many answers under way at a moment, how many tokens the last one still lacks.
+        """How many tokens the last of so many answers under way at a moment still lacks.
 
         The median of it: as many times as not it is more.
         """

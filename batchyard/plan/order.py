@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 LONGEST_FIRST_REQUESTS: Final = 65_536
-"""Of more, the end is a small part: 40 requests for each of an engine's sequences are enough."""
+"""The most requests that are put in this order. Of more, the end is a small part: 40 requests for
+each of an engine's sequences are enough."""
 _LEAST_OUTPUT: Final = 0.25
-"""Of all tokens, those of answers. Where they are fewer, their lengths decide little."""
+"""The least part of all tokens that are those of answers. Where they are fewer, their lengths
+decide little."""
 
 
 def order_of(

@@ -38,11 +38,12 @@ class PlanSummary:
 
     requests: int
     copies: int
-    """Of ``requests``: those that another one's answer serves."""
+    """The number of ``requests`` that another one's answer serves."""
     prompt_tokens: int
     output_tokens: int
     shared_tokens: int
-    """Of ``prompt_tokens``: those that the request before, in prefix order, begins with as well."""
+    """The part of ``prompt_tokens`` that the request before, in prefix order, begins with as
+    well."""
     chunks: tuple[PlannedChunk, ...]
     classes: Classes
     roots: Roots = NO_ROOTS

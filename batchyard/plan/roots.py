@@ -83,7 +83,7 @@ class Roots:
 
 
 NO_ROOTS: Final = Roots()
-"""Of a plan whose order is not that of prefixes, or whose prompts are all short."""
+"""The roots of a plan whose order is not that of prefixes, or whose prompts are all short."""
 
 
 class RootSampler:

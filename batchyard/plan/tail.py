@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     """One number for each request."""
 
 _MOST_LOST = 0.02
-"""Of all tokens, those that may be read again for the sake of the end."""
+"""The part of all tokens that may be read again for the sake of the end."""
 _LEAST_SAMPLES, _MOST_SAMPLES = 8, 32
 """Requests of each class that go first where nothing is known of its answers. By eight answers
 whose lengths are log-normal with sigma 0.4 their mean is known to within 15 %, by 32 to 7 %."""
 _LEAST_TO_SAMPLE = 512
-"""Of fewer requests, most are in the window by the time the first ones are answered."""
+"""The fewest requests with samples. Of fewer, most are in the window by the time the first ones are
+answered."""
 _MOST_SAMPLED = 16
 """One request of so many may go first for that."""
 _LEAST_PIECE, _MOST_PIECES = 64, 64
-"""Of kinds of unknown length: the fewest requests of one, and how many there are at most, about.
+"""The fewest requests of a piece of unknown length, and about how many pieces there are at most.
 Each is a chunk, and an engine cannot leave one that it has begun."""
 
 

@@ -23,8 +23,8 @@ schema of a client's can be written so that one answer takes forever."""
 SECONDS_AT_ONCE: Final = 0.1
 SECONDS_OF_ANSWER: Final = 0.001
 MOST_SECONDS: Final = 0.005
-"""Of a :class:`TimeBudget`: at first, with each answer more, and for one answer at most. A schema
-with ten fields takes a fifth of a millisecond."""
+"""The seconds of a :class:`TimeBudget`: at first, with each answer more, and for one answer at
+most. A schema with ten fields takes a fifth of a millisecond."""
 _MOST_KEPT: Final = 16
 """Validators: a batch has one schema, or one for each line."""
 _KEYWORDS: Final = (
@@ -194,7 +194,7 @@ class OutputCheck:
         self._most_bytes = most_bytes
         self._class: Any = None
         self._validators: dict[tuple[bytes, ...], Any] = {}
-        """By what requests' bodies say of the schema; None: they name none."""
+        """The validators, by what requests' bodies say of the schema; None: they name none."""
 
     def load(self) -> None:
         """Import what checks schemas now, which takes a tenth of a second."""
@@ -312,7 +312,7 @@ def _length(value: Any) -> int:
 
 
 def _count(value: Any) -> int:
-    """Of the value and all that is in it."""
+    """Count the value and all that is in it."""
     count, left = 0, [value]
     while left:
         each = left.pop()

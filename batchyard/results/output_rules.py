@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAME: Final = "on_invalid_output"
 MOST_ATTEMPTS: Final = 3
 MAX_BYTES: Final = 16 * 1024
-"""As JSON: it is in the batch's row, which is read often."""
+"""The most bytes as JSON: it is in the batch's row, which is read often."""
 _OWN_FIELDS: Final = frozenset({"model", "stream"})
 """Another model needs another engine, and a stream is no answer of a batch."""
 _ANY_ENDPOINT: Final = "/v1/responses"

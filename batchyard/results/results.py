@@ -351,7 +351,7 @@ class _Usage(msgspec.Struct):
 class _AnswerBody(msgspec.Struct):
     usage: _Usage | None = None
     choices: list[msgspec.Raw] | None = None
-    """Of chats and completions, which may ask for several answers."""
+    """The choices of chats and completions, which may ask for several answers."""
 
 
 _decode_answer = msgspec.json.Decoder(_AnswerBody).decode

@@ -53,7 +53,7 @@ class OpenWork:
     remaining_work: float | None = None
     """The same in tokens of answers, see :func:`~.lengths.prompt_work`. None: not known."""
     remaining_prompts: float = 0.0
-    """Of prompts, the tokens that the work has in it."""
+    """The tokens of prompts among those of the work."""
     tail_tokens: float = 0.0
     """What its last answer will lack when the engine has nothing else of it to run."""
     is_background: bool = False

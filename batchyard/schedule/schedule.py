@@ -236,7 +236,8 @@ class _PoolPlan:
     def _next_to_grow(
         self, work: Sequence[ModelWork], rates: Mapping[tuple[str, str], Rate]
     ) -> str | None:
-        """Of the models that deserve more runners: fewest runners first, then most urgent."""
+        """The next of the models that deserve more runners: fewest runners first, then most
+        urgent."""
         first = min(
             (each for each in work if self._missing(each, rates)),
             key=lambda each: (self._serving[each.model], each.deadline, each.model),

@@ -252,7 +252,7 @@ class _Shares(Generic[K]):
         self._last_turn[key] = next(self._turns)
 
     def first(self, keys: Iterable[K]) -> K:
-        """Of those served least, the one whose last turn is longest ago; then in their order."""
+        """The one of those served least whose last turn is longest ago; then in their order."""
         return min(keys, key=lambda each: (self._served[each], self._last_turn.get(each, 0)))
 
     def lead(self, one: K, other: K) -> float:

@@ -80,7 +80,8 @@ def stage_prefix(batch_id: str, stage: int) -> str:
 
 
 def stage_segment_key(batch_id: str, stage: int, epoch: int, sequence: int, writer: str) -> str:
-    """As :func:`segment_key`; ``epoch`` is that of the batch's lease."""
+    """The key of a stage's segment, like :func:`segment_key`; ``epoch`` is that of the batch's
+    lease."""
     return f"{stage_prefix(batch_id, stage)}{epoch:06d}-{sequence:06d}-{writer}"
 
 

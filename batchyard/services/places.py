@@ -34,7 +34,8 @@ class Places:
         return None if self.template is None else self.input
 
     def to_text(self, receivers: Mapping[DeliveryKind, str] | None = None) -> BatchLocations:
-        """As the database keeps them, with those who are told of the batch's end."""
+        """The locations as the database keeps them, with those who are notified of the batch's
+        end."""
         return BatchLocations(
             _text(self.input), _text(self.output), _text(self.error), receivers or {}, self.template
         )

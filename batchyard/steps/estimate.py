@@ -50,7 +50,8 @@ log = event_logger(__name__)
 
 _REPORTED_ERRORS = 1000
 _SIMULATED_REQUESTS = 200_000
-"""Of a longer file, only a sample: this many take about a second in each order."""
+"""The most requests that are simulated, and the size of the sample of a longer file: this many take
+about a second in each order."""
 _PIECES = 8
 FindCounter: TypeAlias = "Callable[[str | None], Awaitable[CounterProgram | NoCounter]]"
 
@@ -89,7 +90,8 @@ class OrderEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of the good lines. ``order`` is None where there are none; ``model`` is that of the lines.
+    """The estimate of the good lines. ``order`` is None where there are none; ``model`` is that of
+    the lines.
 
     ``output_tokens`` are as many as such answers had, for ``learned_requests``; for the others, as
     many as they allow.
@@ -101,7 +103,7 @@ class Estimate:
     model: str | None
     requests: int
     copies: int
-    """Of ``requests``: those that another one's answer serves; all the rest is without them."""
+    """The number of ``requests`` that another one's answer serves; all the rest is without them."""
     prompt_tokens: int
     output_tokens: int
     learned_requests: int

@@ -67,7 +67,8 @@ class Storage(Protocol):
         ...
 
     def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
-        """As :meth:`list`, with sizes and ages; one that goes away meanwhile may be left out."""
+        """List what :meth:`list` does, with sizes and ages; one that goes away meanwhile may be
+        left out."""
         ...
 
     async def remove_unfinished(self, prefix: str, older_than_seconds: float) -> int:

@@ -388,7 +388,7 @@ def _code_of(error: StorageError) -> str | None:
 
 
 def _age_seconds(page: Any, since: datetime) -> float:
-    """By the server's clock, which ``page``, its answer, tells: ours may be another."""
+    """The age by the server's clock, which ``page``, its answer, tells: ours may be another."""
     said = page["ResponseMetadata"]["HTTPHeaders"].get("date")
     now = parsedate_to_datetime(said) if said else datetime.now(UTC)
     return max(0.0, (now - since).total_seconds())

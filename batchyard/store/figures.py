@@ -92,7 +92,7 @@ class Figures:
     open: list[OpenBatches]
     backlog: list[Backlog]
     runners: dict[tuple[str, str | None, str], int]
-    """By kind, model and status; those that have ended are left out."""
+    """The runners of each kind, model and status; those that have ended are left out."""
     deliveries: dict[tuple[str, str], int]
     """The number of deliveries for each kind and status."""
     deliveries_due: int

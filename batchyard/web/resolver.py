@@ -10,7 +10,7 @@ from batchyard.web.lookup import CONNECTIONS
 
 
 class Resolver(AbstractResolver):
-    """As aiohttp's own resolver, but not in the threads of asyncio."""
+    """The same as aiohttp's own resolver, but not in the threads of asyncio."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC

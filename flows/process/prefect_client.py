@@ -152,7 +152,7 @@ async def _token_in(answer: httpx.Response) -> Any:
 
 _settings: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, dict[str, Any]]]
 _settings = WeakKeyDictionary()
-"""By event loop and address: a token is waited for in one loop."""
+"""The settings of each event loop and address: a token is waited for in one loop."""
 
 
 def client_settings() -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _check_weights(name: str, weights: str) -> None:
 
 
 def _check_adapters(name: str, block: VllmEngineBlock) -> None:
-    """As for the weights: another machine may have them."""
+    """Check the adapters as the weights are: another machine may have them."""
     try:
         lora_options(block.adapters, EngineOptions(shlex.split(block.options)))
     except SettingsError as error:

@@ -305,7 +305,7 @@ class CreateBatch(RequestBody):
         )
 
     async def fingerprint(self) -> str:
-        """As for every body; with lines it is the same only if they are."""
+        """The fingerprint of the body; with lines it is the same only if they are."""
         if self.requests is None:
             return await super().fingerprint()
         return self._fingerprint(**{KEY: await self.requests.fingerprint()})

@@ -222,7 +222,7 @@ async def deliver_results(
 async def _check_places(
     services: Services, batch: BatchRecord, places: Mapping[Kind, Location]
 ) -> None:
-    """By the rules for URLs that come with a batch. Raises ``RequestRefused``.
+    """Check the URL by the rules for URLs that come with a batch. Raises ``RequestRefused``.
 
     Of a batch that has not ended, the URL that stays must not be the new one of the other file.
     """

@@ -42,7 +42,7 @@ class Event(NamedTuple):
     id: str = ""
 
     def encoded(self) -> bytes:
-        """As lines of the stream; a line of the data is a line of its own."""
+        """The event as lines of the stream; a line of the data is a line of its own."""
         lines = [f"event: {self.name}".encode()]
         if self.id:
             lines.append(f"id: {self.id}".encode())

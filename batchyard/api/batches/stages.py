@@ -45,7 +45,7 @@ async def _further(
 
 
 async def _counts(services: Services, batch: BatchRecord) -> list[RequestCounts]:
-    """Of each further stage: the sums over its parts."""
+    """The sums over the parts of each further stage."""
     sums = [[0, 0, 0] for _ in range(batch.stages)]
     for part in await services.store.chains.summaries(batch.id) if batch.stages else ():
         counted = (part.lines, part.batch.counts.completed, part.batch.counts.failed)

@@ -98,7 +98,7 @@ def form(fields: Json, *, required: list[str]) -> Json:
 
 
 class Route(APIRoute):
-    """As :class:`fastapi.routing.APIRoute`, with its body, its answer and its errors described.
+    """A :class:`fastapi.routing.APIRoute` with its body, its answer and its errors described.
 
     ``model``: that of its JSON body; ``shape``: the struct that it answers with.
     """

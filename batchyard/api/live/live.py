@@ -96,7 +96,7 @@ async def answer_live(request: Request, caller: Authenticated) -> Response:
 
 
 async def pass_on(request: Request, caller: Caller, raw: bytes | None = None) -> Response:
-    """As :func:`answer_live`; ``raw`` is the body, if it was read already."""
+    """Answer as :func:`answer_live` does; ``raw`` is the body, if it was read already."""
     state: LiveState = request.app.state.live
     quota = (await caller.services.store.tenants.quota(caller.tenant)).over(
         default_quota(caller.services)

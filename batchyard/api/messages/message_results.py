@@ -79,8 +79,8 @@ _encode = msgspec.json.encode
 _EXPIRED: Final = _Result("expired")
 _CANCELED: Final = _Result("canceled")
 _STATUSES: Final = {code.value: 500 for code in NoAnswerCode} | {NoAnswerCode.TIMEOUT.value: 504}
-"""Of a request without an answer: the HTTP status that its error is like; of all others, which are
-not valid, 400."""
+"""The HTTP status that the error of a request without an answer is like. All others are not valid:
+400."""
 _OF_INPUT: Final = (
     *(InputRefused.code, ModelNotFound.code, ObjectTooLarge.code),
     *("empty_file", "endpoint_not_served", "too_many_tasks"),

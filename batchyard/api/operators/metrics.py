@@ -39,7 +39,7 @@ _TOKENS: Final = {
     "cached": "cached_tokens",
     "completion": "output_tokens",
 }
-"""By their kind, as the label says; cached ones are among those of the prompt."""
+"""The tokens of each kind, as the label says; cached ones are among those of the prompt."""
 
 
 def metrics_page(figures: Figures | None) -> bytes:

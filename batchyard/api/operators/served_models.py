@@ -65,7 +65,7 @@ class ModelCatalogue:
         self._failure: str | None = None
 
     async def models(self) -> dict[str, OfferedModel]:
-        """By name, in the order of the names."""
+        """The models under their names, in the order of the names."""
         async with self._asking:
             if self._prefect is not None and time.monotonic() - self._asked_at >= _KEPT_SECONDS:
                 await self._ask(self._prefect)

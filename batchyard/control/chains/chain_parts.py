@@ -40,7 +40,7 @@ PATIENCE_SECONDS: Final = 0.5
 has in its cache is used best at once."""
 _MOST_PATIENCE_SECONDS: Final = 30.0
 _PATIENCE_SHARE: Final = 0.02
-"""Of the time that the chain has run."""
+"""The part of the time that the chain has run."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class WaitingLines:
 
     stage: int
     most_bytes: int
-    """Of a part: it is stored as the input of a batch."""
+    """The most bytes of a part: it is stored as the input of a batch."""
     most_inputs: int
     """Embedding inputs of a part, which would be refused as a whole."""
     given: int = 0

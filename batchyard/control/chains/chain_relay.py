@@ -67,7 +67,7 @@ class _Ended(NamedTuple):
     """A source of which nothing more will come."""
 
     part: BatchRecord | None
-    """As it ended; None: it is the chain's own batch."""
+    """The part as it ended; None: it is the chain's own batch."""
     counted: int
     """How many of its lines were answered; they are in its segments."""
 

@@ -27,7 +27,7 @@ _MOST_SLOW: Final = 10
 """After so many lines that take too long or too much memory, no more groups are tried, or a
 template could hold a core."""
 _CPU_SECONDS: Final = 300.0
-"""As many as for a dataset; then no more lines are tried either."""
+"""The limit of a stage, as for a dataset; then no more lines are tried either."""
 _LINE_CPU_SECONDS: Final = 0.05
 """And so many in addition for each line rendered, or a large chain would end for its size. Most
 lines take less than a millisecond."""

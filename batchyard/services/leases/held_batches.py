@@ -60,7 +60,7 @@ class HeldBatch:
         self.lease = lease
         self.is_lost = False
         self.standing: Standing | None = None
-        """As it was when the batch was claimed; None: not asked for."""
+        """The standing when the batch was claimed; None: not asked for."""
         self._snapshot: BatchSnapshot | None = None
         self._news = asyncio.Event()
         self._work: Interruption | None = None
@@ -223,7 +223,8 @@ class HeldBatches:
         return 0 < self._room_for_chains().free <= _AHEAD
 
     def _room_for_chains(self) -> Room:
-        """Of their own: their parts need the places of batches, or nothing would go on."""
+        """The room that chains have for themselves: their parts need the places of batches, or
+        nothing would go on."""
         room = Room(self._settings.batches_at_once)
         for each in self._held.values():
             if each.standing is not None and each.standing.is_chain:

@@ -15,5 +15,6 @@ def clocks() -> Moment:
 
 
 def seconds_between(then: Moment, now: Moment) -> float:
-    """By the clock that went further. A wall clock that is set forward makes it longer."""
+    """The seconds between, by the clock that went further. A wall clock that is set forward makes
+    it longer."""
     return max(late - early for late, early in zip(now, then, strict=True))

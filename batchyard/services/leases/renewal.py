@@ -23,9 +23,10 @@ log = event_logger(__name__)
 _AGAIN_SECONDS: Final = 1.0
 """After a renewal that has failed, at most: each one has tried for a while itself."""
 _LATE: Final = 1 / 2
-"""Of the time of a lease: a renewal, which is due after a third, has not come too late then."""
+"""The part of a lease after which it is late: a renewal, which is due after a third, has not come
+too late then."""
 _GRACE: Final = 1 / 3
-"""Of the time of a lease: what the owners of others have to renew them, once they can."""
+"""The part of a lease that the owners of others have to renew them, once they can."""
 
 
 @asynccontextmanager

@@ -61,7 +61,7 @@ class _Places:
         self._room = Room(most)
         self._turns = Turns(urgent_first=False)
         self._tenants: Counter[str] = Counter()
-        """Of all that wait or have a place."""
+        """The tenants of all that wait or have a place."""
         self._waiting: dict[asyncio.Future[None], Standing] = {}
 
     async def take(self, standing: Standing) -> None:

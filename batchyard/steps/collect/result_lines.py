@@ -116,7 +116,7 @@ class ResultLines:
         return found.is_whole
 
     def _is_new(self, ordinals: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
-        """Of each, whether it has no line yet and does not stand here before."""
+        """For each of these, whether it has no line yet and does not stand here before."""
         is_first = np.zeros(len(ordinals), dtype=bool)
         is_first[np.unique(ordinals, return_index=True)[1]] = True
         is_first &= self._lengths[ordinals] == 0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from batchyard.store import ResponseRecord
 
 _OURS: Final = frozenset({"background", "background_options", "store", "stream", "stream_options"})
-"""Of a body, what is for the API and not for the engine."""
+"""The fields of a body that are for the API and not for the engine."""
 _OPTIONS: Final = frozenset({"completion_window", "continuation_id"})
 _IMPOSSIBLE: Final = {
     "stream": "A background response cannot be streamed: leave out 'stream', and retrieve the "
@@ -146,7 +146,7 @@ def _check_metadata(metadata: Any) -> None:
 
 
 def _token_estimate(body: dict[str, Any]) -> int:
-    """As the plan of its batch will count it."""
+    """The tokens as the plan of its batch will count them."""
     _, prompt_bytes = prompt_key(ENDPOINT, body)
     return prompt_bytes // BYTES_PER_TOKEN + 1 + expected_output_tokens(ENDPOINT, body)
 

@@ -39,7 +39,7 @@ async def check_offered(services: Services, model: str) -> None:
 async def endpoints_not_served(
     services: Services, endpoints: Iterable[str], model: str | None
 ) -> dict[str, str]:
-    """Of these endpoints, those that no engine of the model can serve, each with the reason.
+    """The endpoints among these that no engine of the model can serve, each with the reason.
 
     Without a model: no engine at all. What vLLM serves passes: whether the model's vLLM does
     shows when it runs.

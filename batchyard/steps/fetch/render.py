@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 CLIENTS_SECONDS: Final = 300
-"""Of processor time, for a client's dataset: 50,000 rows take about ten."""
+"""The seconds of processor time for a client's dataset: 50,000 rows take about ten."""
 _LEAST_FILE_BYTES: Final = 1024**3
 _NAME_CHARS: Final = 64
 _ROWS_PURPOSE: Final = "user_data"

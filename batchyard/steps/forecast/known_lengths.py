@@ -47,5 +47,6 @@ async def nothing_learned(model: str) -> KnownLengths:  # noqa: ARG001 - the sig
 
 
 def scope_of_templates(tenant: str) -> str:
-    """Of the secret among the cache salts with which the tenant's templates are hashed."""
+    """The scope of the secret among the cache salts with which the tenant's templates are
+    hashed."""
     return f"templates:{tenant}"

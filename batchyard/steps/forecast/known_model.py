@@ -37,7 +37,7 @@ class Known:
     """How fast the model was seen to run; None: it was not."""
     hours: Hours = ALWAYS
     now: float = 0.0
-    """By the clock that the hours go by."""
+    """The time, by the clock that the hours go by."""
 
     @property
     def tokens_per_second(self) -> float | None:

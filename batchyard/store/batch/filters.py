@@ -113,7 +113,8 @@ def shows(show: Show, chunks: Subquery) -> ColumnElement[bool]:
 
 
 def ordered(asked: Asked) -> list[ColumnElement[Any]]:
-    """By creation, the columns are exactly those of the index, which then sorts."""
+    """The columns to sort by. By creation, they are exactly those of the index, which then
+    sorts."""
     created = [BATCHES.c.created_at, BATCHES.c.id]
     if asked.sort is Sort.CREATED:
         return [each.desc() if asked.is_descending else each.asc() for each in created]

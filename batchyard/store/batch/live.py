@@ -58,7 +58,7 @@ def live(chunks: Subquery, name: str) -> ColumnElement[int]:
 
 
 def of_own_chunks(chunks: Subquery, name: str) -> ColumnElement[int]:
-    """As :func:`live`, for sums over batches and the parts of chains.
+    """The same as :func:`live`, for sums over batches and the parts of chains.
 
     An ended chain's own columns are those of all stages, whose parts are batches as well. Its
     chunks are of its first stage, as before its end: otherwise later stages would count twice.

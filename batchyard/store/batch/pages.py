@@ -41,7 +41,8 @@ async def load_batch(
     tenant: str | None = None,
     prices: Prices = NO_PRICES,
 ) -> BatchRecord:
-    """As :meth:`Batches.get <batchyard.store.batch.batches.Batches.get>`, within a transaction.
+    """Read what :meth:`Batches.get <batchyard.store.batch.batches.Batches.get>` reads, within a
+    transaction.
 
     Without ``prices`` it has no cost before its end. Raises
     :class:`~batchyard.errors.RecordNotFound`.
@@ -58,7 +59,7 @@ async def load_batch(
 
 
 async def lock_batch(connection: AsyncConnection, batch_id: str) -> BatchRecord:
-    """As :func:`load_batch`; nothing else changes its row until the transaction ends."""
+    """Do what :func:`load_batch` does; nothing else changes its row until the transaction ends."""
     await connection.execute(select(BATCHES.c.id).where(BATCHES.c.id == batch_id).with_for_update())
     return await load_batch(connection, batch_id)
 

@@ -63,7 +63,8 @@ class BatchPlaces(Aggregate):
     async def destinations(
         self, connection: AsyncConnection, batch_id: str
     ) -> dict[str, str | None]:
-        """By ``output`` and ``error``, where the user wants that file; None: no key opens it.
+        """The places under ``output`` and ``error`` where the user wants that file; None: no key
+        opens it.
 
         A file that is wanted in the object store only is not in it.
         """

@@ -46,7 +46,7 @@ class PartFiles:
     """The files of those parts of a chain that have ended."""
 
     file_ids: list[str]
-    """Of their input and results, whether they are deleted or not."""
+    """The files of their input and results, whether deleted or not."""
     are_all: bool
     """No part of the chain is still to end."""
 

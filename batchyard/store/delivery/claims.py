@@ -48,7 +48,7 @@ CLAIMED_COLUMNS = [
 
 
 def full_tenants(owner: str, limits: DeliveryLimits) -> Select[Any]:
-    """Of which tenants ``owner`` holds as many as it may: the tenant, and whether of its files."""
+    """The tenants of which ``owner`` holds as many as it may, and whether it holds their files."""
     return (
         select(DELIVERIES.c.tenant, _IS_FILE)
         .where(_IS_DUE, _is_of(owner))

@@ -148,7 +148,7 @@ async def _owners_address(connection: AsyncConnection, given_up: RowMapping) -> 
 
 
 def _id_of_the_day(endpoint_id: str, now: int) -> str:
-    """Of the day's one e-mail about an endpoint, in the form of :func:`.new_mail_id`.
+    """The id of the day's one e-mail about an endpoint, in the form of :func:`.new_mail_id`.
 
     A look for an earlier one would read all that the tenant was told in a day.
     """

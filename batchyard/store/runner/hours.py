@@ -35,7 +35,7 @@ class EngineHoursRow(Row, table=True):
 
 _HOURS = EngineHoursRow.metadata.tables["engine_hours"]
 _WINDOWS = type_coerce(_HOURS.c.windows, Text)
-"""As text: what one model's row has must not keep the others from being read."""
+"""The windows as text: what one model's row has must not keep the others from being read."""
 
 
 class EngineHours(Aggregate):
@@ -51,7 +51,7 @@ class EngineHours(Aggregate):
 
     @reads
     async def all(self, connection: AsyncConnection) -> dict[str, Hours]:
-        """By model; one that is missing is always open."""
+        """The hours of each model; one that is missing is always open."""
         return await read_hours(connection)
 
     @reads

@@ -32,9 +32,10 @@ class RateRecord(Record):
     work_per_second: float | None = Field(default=None, sa_type=Double)
     """The same in tokens of answers, see :func:`~.lengths.prompt_work`; for forecasts."""
     answer_tokens_per_second: float | None = Field(default=None, sa_type=Double)
-    """Of one answer among as many as the engine runs at once. None: not measured yet."""
+    """The speed of one answer among as many as the engine runs at once. None: not measured yet."""
     prompt_tokens_per_second: float | None = Field(default=None, sa_type=Double)
-    """Of prompts, what the request before does not share, at the rate of ``work_per_second``."""
+    """The speed of prompts, less what the request before shares, at the rate of
+    ``work_per_second``."""
     prompt_weight: float | None = Field(default=None, sa_type=Double)
     """What a token of those cost in tokens of answers, by the last measurement: the runner has
     averaged it. None: not measured yet."""

@@ -84,7 +84,7 @@ class AuditLog(Aggregate):
     async def note(
         self, connection: AsyncConnection, action: str, subject: str, /, **details: Any
     ) -> None:
-        """As :func:`note_action`, in a transaction of its own."""
+        """Do what :func:`note_action` does, in a transaction of its own."""
         await note_action(connection, action, subject, **details)
 
     @reads

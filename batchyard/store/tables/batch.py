@@ -60,7 +60,7 @@ class BatchLocations:
     output: str | None = field(default=None, repr=False)
     error: str | None = field(default=None, repr=False)
     receivers: Mapping[DeliveryKind, str] = field(default_factory=dict, repr=False)
-    """By their channel; an e-mail address is not a secret, and is the batch's."""
+    """The receivers of each channel; an e-mail address is not a secret, and is the batch's."""
     template: str | None = field(default=None, repr=False)
     """What makes a request of each row, where the input is a dataset."""
 
@@ -88,7 +88,7 @@ class _BatchColumns(Record):
     notify_email: str | None = Field(default=None, repr=False)
     """The address that gets an e-mail when it ends."""
     message_requests: int | None = Field(default=None, sa_type=BigInteger)
-    """Of a Message Batch that has not been deleted: how many requests it has; None: it is none."""
+    """The requests of a Message Batch that has not been deleted; None: it is none."""
     holds_responses: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
     """Its lines are background responses: its tenant neither created it nor sees it."""
     part_of: str | None = None
@@ -315,7 +315,7 @@ class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata
     )
 
     length_classes: list[LengthClass] | None = Field(sa_type=JsonText(list[LengthClass]))
-    """By their numbers in its plan, from 1."""
+    """The classes in the order of their numbers in its plan, from 1."""
     input_location: str | None = Field(sa_type=Sealed)
     output_location: str | None = Field(sa_type=Sealed)
     error_location: str | None = Field(sa_type=Sealed)

@@ -51,7 +51,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
     fields: dict[str, dict[str, int]] = {}
     """How many lines have each field, by endpoint, known once it is planned."""
     ignored: dict[str, int] = {}
-    """Of these, fields that its engine ignores, known once it runs."""
+    """The fields among these that its engine ignores, known once it runs."""
     fewer_answers: int = 0
     """Lines that got fewer answers than they ask for, at least."""
     adapters: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ async def read_for_engine(connection: AsyncConnection, batch_id: str) -> RowOf[A
 
 
 async def read_roots(connection: AsyncConnection, batch_ids: Collection[str]) -> dict[str, Roots]:
-    """By batch; one that has none is missing."""
+    """The roots of each batch; one that has none is missing."""
     statement = select(BATCH_ROOTS.c.batch_id, BATCH_ROOTS.c.roots).where(
         BATCH_ROOTS.c.batch_id.in_(sorted(batch_ids))
     )

@@ -76,16 +76,17 @@ class NewChunk(Record):
     first_record: int = Field(sa_type=BigInteger)
     request_count: int = Field(sa_type=BigInteger)
     token_estimate: int = Field(sa_type=BigInteger)
-    """Of all its requests, prompts and answers; see :meth:`.Chunks.expect`."""
+    """The tokens of all its requests, prompts and answers; see :meth:`.Chunks.expect`."""
     prompt_tokens: int | None = Field(default=None, sa_type=BigInteger)
-    """Of ``token_estimate``. None: planned by a version that did not say."""
+    """The part of ``token_estimate`` that is prompts; None: planned by a version that did not
+    say."""
     prompt_work: float | None = Field(default=None, sa_type=Double)
     """See :func:`batchyard.plan.lengths.prompt_work`."""
     outputs: dict[int, tuple[int, int]] | None = Field(
         default=None, sa_type=JsonText(dict[int, tuple[int, int]])
     )
-    """By the number of a class in the plan: requests to run, and tokens of their answers as they
-    were planned."""
+    """The share of each class, by its number in the plan: requests to run, and tokens of their
+    answers as they were planned."""
 
 
 class _ChunkColumns(NewChunk):
@@ -217,7 +218,7 @@ def remaining_prompts() -> ColumnElement[Any]:
 
 
 def _left_share() -> ColumnElement[Any]:
-    """As its runner knows, or in the proportion of its unanswered requests."""
+    """The share as its runner knows it, or in the proportion of its unanswered requests."""
     share = cast(UNANSWERED, Double) / CHUNKS.c.request_count
     return func.coalesce(CHUNKS.c.left_share, share)
 

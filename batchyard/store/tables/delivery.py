@@ -49,14 +49,14 @@ class DeliveryRecord(Record):
     recipient: str | None = Field(repr=False)
     """The address of an e-mail; None for other kinds."""
     about_delivery_id: str | None
-    """Of :data:`WEBHOOK_GIVEN_UP`, the delivery that was given up."""
+    """The delivery that failed for good, of a :data:`WEBHOOK_GIVEN_UP`."""
     destination: str
     """What slow receivers are told apart by: an endpoint's id, the host of a URL, or ``email``."""
     created_at: int = Field(sa_type=BigInteger)
     status: DeliveryStatus = Field(sa_type=EnumText(DeliveryStatus))
     attempts: int = 0
     due_at: float = Field(sa_type=Double)
-    """Of a pending one, when it is tried next."""
+    """The time at which a pending delivery is tried next."""
     ended_at: int | None = Field(sa_type=BigInteger)
     file_id: str | None = None
     """The file that a delivery of a result file sends."""
@@ -126,7 +126,7 @@ class DeliveryClaim:
     delivery: DeliveryRecord
     epoch: int
     url: str | None = field(default=None, repr=False)
-    """Of a webhook or a file. None: there is nowhere to go, for its endpoint was deleted or
+    """The URL of a webhook or a file; None: there is nowhere to go, for its endpoint was deleted or
     disabled, or no key opens the URL or the secret any more."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """What a webhook is signed with, ``whsec_…``, newest first; the older ones still count."""

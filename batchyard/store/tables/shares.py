@@ -63,7 +63,7 @@ _OF_BATCHES: Final = _of_batches()
 async def shares_of(
     connection: AsyncConnection, batch_ids: Collection[str]
 ) -> dict[str, dict[str, Share]]:
-    """By batch, and then by model, in one query. A batch without chunks is not in it."""
+    """The shares by batch, and then by model, in one query. A batch without chunks is not in it."""
     if not batch_ids:
         return {}
     shares: dict[str, dict[str, Share]] = {}

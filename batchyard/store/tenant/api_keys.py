@@ -221,7 +221,7 @@ def holder(row: Mapping[str, Any] | RowMapping) -> Holder:
 
 
 def hashed(secret: str) -> str:
-    """As which a random secret is kept. What a client sends need not be valid Unicode."""
+    """The form in which a random secret is kept. What a client sends need not be valid Unicode."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 

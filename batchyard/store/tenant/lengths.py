@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     NewLengths = Mapping[tuple[str, str], Mapping[LengthClass, Lengths]]
-    """By tenant and model, and then by class."""
+    """The lengths by tenant and model, and then by class."""
 
 FORGOTTEN_SECONDS: Final = 30 * DAY_SECONDS
 """A class without an answer for so long is forgotten."""
 MOST_CLASSES: Final = 1000
-"""Of a tenant; the ones that were seen last."""
+"""The most classes of a tenant: the ones that were seen last."""
 
 
 class LengthsRow(Row, table=True):

@@ -330,7 +330,7 @@ async def _usage(
 
 
 async def _stored_bytes(connection: AsyncConnection, tenant: str) -> int:
-    """Of files, of uploads, and of background responses until they are in a file.
+    """The bytes of files, of uploads, and of background responses until they are in a file.
 
     An upload counts as announced, or as its parts if they are more. A deleted file counts as long
     as a batch reads it: until then its bytes are kept.

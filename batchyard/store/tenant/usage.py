@@ -44,7 +44,7 @@ class UsageRecord(Record, UsageColumns):
     """
 
     batch_id: str = Field(primary_key=True)
-    """Of live requests a name of the hour, the tenant and the endpoint."""
+    """The batch's id; for live requests, a name of the hour, the tenant and the endpoint."""
     model: str = Field(primary_key=True)
     tenant: str
     endpoint: str

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from batchyard.schedule.turns import Beside, Standing
 
 _MOST_CANDIDATES: Final = 16
-"""Of batches to run beside another one: a batch behind so many has time."""
+"""The most batches that may run beside another one: a batch behind so many has time."""
 
 
 def is_runnable() -> ColumnElement[bool]:
@@ -83,7 +83,7 @@ def batches_to_run(
     *,
     with_expired: bool = True,
 ) -> Select[Any]:
-    """Of :func:`batches_with_free_chunks` those that a runner may have ``beside`` its own."""
+    """The part of :func:`batches_with_free_chunks` that a runner may have ``beside`` its own."""
     statement = batches_with_free_chunks(model, batch_id, without, with_expired=with_expired)
     if beside.has_large:
         # Others make room for no background batch, and a background batch has a limit of its own.
