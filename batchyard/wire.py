@@ -183,7 +183,7 @@ NO_USAGE = TokenUsage()
 
 
 class BatchWarning(msgspec.Struct, frozen=True):
-    """Something that the owner of a batch may have to put right. ``param``: what it is about."""
+    """Something that the owner of a batch may have to repair. ``param``: what it is about."""
 
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""E-mail: what became of a batch, or of a webhook that was given up, to one address."""
+"""E-mail: what became of a batch, or of a webhook that failed for good, to one address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a delivery after an attempt: done, given up, or tried again, and when."""
+"""The result of an attempt: the delivery is done, has failed, or is tried again, and when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from batchyard.store import DeliveryRecord
 
 SCHEDULE_SECONDS: Final = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
-"""The pauses after the attempts 1 to 9; after the tenth a delivery is given up. About 75 hours."""
+"""The pauses after the attempts 1 to 9; after the tenth a delivery has failed. About 75 hours."""
 
 _JITTER: Final = 0.1
 """Pauses are up to so much longer: what failed at once does not come back at once."""
@@ -27,7 +27,7 @@ class Verdict:
     status: DeliveryStatus = DeliveryStatus.DELIVERED
     again_after_seconds: float | None = None
     tell_owner: bool = False
-    """Its owner is told that it was given up."""
+    """Whether its owner is notified that it failed for good."""
     disables_endpoint: bool = False
 
 

@@ -7,7 +7,7 @@ It uses HTTP, so that a process that only has to start a runner never imports Pr
 ``prefect_http``     how a call is made: login, CSRF token, retries
 ``prefect_answers``  a flow run and other answers, as values
 ``lost_runs``        ends flow runs that have no process any more
-``unheard_cancels``  cancels in the database what a flow run's process does not hear of
+``unheard_cancels``  cancels in the database what a flow run's process is not told
 ``batch_runner``     starts the runner of batches
 ``standby``          the flow run that takes over if a process is lost
 ``scheduler``        starts and drains the runners of chunks, with ``model_watch``

@@ -1,4 +1,4 @@
-"""Cancel in Prefect's UI, where the process of the flow run does not hear of it.
+"""Cancel in Prefect's UI, where the process of the flow run is not notified of it.
 
 Prefect's own observer of cancellations gives up when the server is away for three of its looks,
 half a minute. The flow runs that lived through this go on while the UI shows them as Cancelling.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 _UNHEARD_SECONDS: Final = 20.0
-"""Prefect's observer hears of a cancellation by an event, or else at its next look, after 10 s."""
+"""Prefect's observer learns of a cancellation by an event, or else at its next look, after 10 s."""
 
 
 async def carry_out_unheard_cancels(store: Store, runs: Iterable[FlowRun]) -> None:

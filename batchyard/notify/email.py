@@ -1,4 +1,4 @@
-"""The e-mails: how a batch ended, and that a webhook was given up.
+"""The e-mails: how a batch ended, and that a webhook failed for good.
 
 Never in them: prompts and answers, metadata, names that users gave, URLs beyond their host.
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LEAST: Final = 8.0
 """Answers of a class, or of those that it borrows from, before anything is expected of it."""
 _LEAST_OWN: Final = 4.0
-"""Answers of the very class, before it is told apart from others."""
+"""The answers that a class needs before it is used instead of its wider class."""
 _HORIZON: Final = 5_000.0
 """The weight of an answer fades to a third with as many later ones of its class."""
 PROMPT_WORK: Final = 1 / 8

@@ -149,7 +149,7 @@ class StepBudget:
             raise TooMuchToCheck
 
     def end(self) -> None:
-        """The answer is checked, or given up."""
+        """The answer is checked, or its time is over."""
 
 
 class TimeBudget:

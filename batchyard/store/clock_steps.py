@@ -54,7 +54,7 @@ _PAST: Final = (
     # After chunks: a claim locks its tenant's row last, too.
     TENANTS.c.served_at,
 )
-"""Moments that have come when they are written, and that an age or an order is told by."""
+"""Times that have passed when they are written, and that give an age or an order."""
 _TURN: Final = "clock-set-back"
 
 

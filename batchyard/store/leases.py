@@ -48,7 +48,7 @@ async def claim_name(
     *,
     where: ColumnElement[bool],
 ) -> bool:
-    """Lease ``name``, if nobody has it or ``where`` is true of the row that is there."""
+    """Lease ``name`` if it has no owner or ``where`` is true of the row that is there."""
     lease = {"owner": owner, **renewed(seconds)}
     return await upsert(connection, LEASES, {"name": name, **lease}, lease, where=where)
 

@@ -35,7 +35,7 @@ log = event_logger(__name__)
 
 _REFUSED: Final = range(400, 500)
 _LAST_CALL_SECONDS: Final = 5.0
-"""How long a process that is told to stop waits for Prefect, whose client tries for a minute."""
+"""How long a process that has to stop waits for Prefect, whose client tries for a minute."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCRAPE_SECONDS: Final = 3.0
-"""Prometheus gives up after ten seconds, for all engines together."""
+"""Prometheus stops waiting after ten seconds, for all engines together."""
 MAX_BYTES: Final = 4 * 1024**2
 """The largest page that is read; vLLM's has 70 KB."""
 

@@ -17,10 +17,10 @@ _LAST_CLAIM_SECONDS: Final = 5.0
 async def claimed_whole(
     claim: Coroutine[Any, Any, list[T]], give_back: Callable[[T], Awaitable[object]]
 ) -> list[T]:
-    """Await the claim. Who is cancelled meanwhile gives back what is claimed by it.
+    """Await the claim. A caller that is cancelled meanwhile releases what it has claimed.
 
-    Otherwise such a lease would last its time, in which nobody works on what is leased, and then
-    look like that of a process that has crashed.
+    Otherwise such a lease would last its time, in which no process works on what is leased, and
+    then look like that of a process that has crashed.
     """
     claiming = asyncio.create_task(claim, name="claim")
     try:

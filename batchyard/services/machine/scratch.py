@@ -1,7 +1,7 @@
 """The scratch folder of a process, and those that killed processes have left.
 
 A copy of an input may have gigabytes, so what each killed runner leaves would fill the disk in the
-end. The kernel ends a process's locks with it, so a folder that nobody has locked is nobody's.
+end. The kernel ends a process's locks with it, so a folder without a lock has no owner.
 """
 
 from __future__ import annotations

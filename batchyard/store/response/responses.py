@@ -284,7 +284,7 @@ async def _end(
     status: ResponseStatus,
     error: ResponseError | None,
 ) -> list[str]:
-    """The only way to an end: the rows, and in the same transaction who is told of it."""
+    """The only way to an end: the rows, and in the same transaction who is notified."""
     now = await read_seconds(connection)
     ended = await connection.execute(
         update(RESPONSES)

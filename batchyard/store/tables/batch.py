@@ -51,7 +51,7 @@ COMPLETION_WINDOW_SECONDS = DAY_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class BatchLocations:
-    """The user's own path, URL or S3 location of each file, and who is told of its end.
+    """The user's own path, URL or S3 location of each file, and who is notified of its end.
 
     These are secrets, so ``repr`` does not show them.
     """
@@ -206,7 +206,7 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
 
     @property
     def warnings(self) -> tuple[BatchWarning, ...]:
-        """What its owner may have to put right: of its requests, and so that the result files get
+        """What its owner may have to repair: of its requests, and so that the result files get
         to their places."""
         found = self._warnings_of_lines()
         if self.status in TERMINAL:

@@ -154,7 +154,7 @@ IS_FREE = and_(IS_OPEN, is_free(CHUNKS))
 
 
 def is_claimable(*, with_expired: bool = True) -> ColumnElement[bool]:
-    """The chunk is free; without ``with_expired`` it is also nobody's whose lease has run out."""
+    """Whether the chunk is free; without ``with_expired`` one with an expired lease is not."""
     return IS_FREE if with_expired else and_(IS_FREE, ~IS_LEASED)
 
 

@@ -116,7 +116,7 @@ NO_BATCH = ""
 FILE_EVENTS = {"output": "batch.output_file", "error": "batch.error_file"}
 """The event types of the two result files."""
 WEBHOOK_GIVEN_UP = "webhook.given_up"
-"""The event type of the e-mail that tells an owner of a webhook that was given up."""
+"""The event type of the e-mail that tells an owner of a webhook that failed for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

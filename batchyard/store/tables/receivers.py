@@ -1,4 +1,4 @@
-"""Who is told of a batch's end because the batch names them: one row for each channel.
+"""Who is notified of a batch's end because the batch names them: one row for each channel.
 
 E-mail addresses are not here: they are no secrets, and a tenant has one as well.
 """

@@ -1,4 +1,4 @@
-"""Who is told of a batch's end: endpoints, the outbox and its log; each status of a batch."""
+"""Who is notified of a batch's end: endpoints, the outbox and its log; each status of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of a batch's end, one row for each channel.
+"""Who is notified of a batch's end, one row for each channel.
 
 The sealed URLs of webhooks move as they are: no key is needed.
 """
