@@ -21,7 +21,7 @@ MODELS := .models/.made
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick test-slow test-mutations test-containers check bench up lock
-.PHONY: bench-gpu docs clean clean-containers test-newest test-lowest
+.PHONY: bench-gpu docs clean clean-containers test-newest test-lowest mutate-diff
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -50,8 +50,11 @@ test-newest: $(INSTALLED) ## with the newest versions that pyproject.toml allows
 test-lowest: $(INSTALLED) ## the same with the lowest ones
 	.venv/bin/python requirements/ends.py lowest $(ARGS)
 
-test-mutations: setup ## wrong changes of the product, one at a time: does a test notice?
+test-mutations: setup ## the listed wrong changes of the product, one at a time: does a test notice?
 	@.venv/bin/python -m tests.mutations $(ARGS)
+
+mutate-diff: setup ## mutmut's wrong changes of what differs from main: which does no test notice?
+	@.venv/bin/python -m tests.mutations.of_a_diff $(ARGS)
 
 test-containers: $(INSTALLED) ## build the images and run the compose file; root, Debian, 15 GB, half an hour
 	.venv/bin/pytest -m containers tests/containers $(ARGS)

@@ -41,7 +41,7 @@ class Verdict(StrEnum):
     TIMED_OUT = "timed out"
     """The tests did not end in time. It counts as noticed: a person would not wait, either."""
     BROKEN = "broken"
-    """There was no verdict: its text is not there any more, or the tests did not even start."""
+    """There was no verdict: the mutation could not be made, or the tests did not even start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +159,8 @@ class Tree:
 
     @contextlib.contextmanager
     def _changed(self, mutation: Mutation) -> Iterator[None]:
-        path = self.folder / mutation.file
-        try:
-            original = path.read_text()
-        except FileNotFoundError:
-            raise BadMutation(f"{mutation.name}: there is no {mutation.file}") from None
+        path = mutation.file_in(self.folder)
+        original = path.read_text()
         path.write_text(mutation.applied_to(original))
         _forget_compiled(path)
         try:
