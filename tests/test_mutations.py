@@ -11,49 +11,99 @@ import pytest
 
 from tests.mutations.__main__ import main
 from tests.mutations.catalogue import BadMutation, Mutation, read_mutations
+from tests.mutations.of_a_diff import is_only_of_a_text, which_tests
 from tests.mutations.trial import Tree, Verdict
 
 if TYPE_CHECKING:
     from typing import Any
 
 ROOT = Path(__file__).parents[1]
-MUTATIONS = read_mutations()
-PRODUCT = ("batchyard/", "blocks/", "tasks/", "flows/", "commands/")
 
 
-@cache
-def text_of(file: str) -> str:
-    return (ROOT / file).read_text()
+def test_each_can_be_made_and_names_tests_that_exist() -> None:
+    assert [fault for mutation in read_mutations() for fault in faults_of(mutation)] == []
+
+
+def faults_of(mutation: Mutation) -> list[str]:
+    faults = [f"there is no test {test}" for test in mutation.tests if not exists(test)]
+    if not (mutation.tests and mutation.breaks.endswith(".")):
+        faults.append(f"{mutation.place}: what breaks, in a sentence, and which test notices it?")
+    try:
+        ast.parse(mutation.applied_to(mutation.file_in(ROOT).read_text()))
+    except BadMutation as error:
+        faults.append(str(error))
+    return faults
+
+
+def exists(test: str) -> bool:
+    file, _, name = test.partition("::")
+    return (ROOT / file).is_file() and (not name or name in functions_in(file))
 
 
 @cache
 def functions_in(file: str) -> set[str]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name for node in ast.walk(ast.parse(text_of(file))) if isinstance(node, functions)}
+    tree = ast.parse((ROOT / file).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, functions)}
 
 
-def named(mutation: Mutation) -> str:
-    return mutation.name
+# -- where a mutation is made -------------------------------------------------------------------
+
+KNOWN: dict[str, Any] = {
+    "theme": "limits",
+    "place": "product:is_full",
+    "replace": "count >= most",
+    "put": "count > most",
+    "breaks": "One more than the limit is taken.",
+    "tests": ("test_product.py",),
+}
+LAID_OUT_OTHERWISE = """
+LIMIT = 3
+
+class Pool:
+    if LIMIT:
+        def take(self):
+            self.look()  # first
+            return (
+                self.count  # those that are there
+                >= self.most
+            )
+"""
 
 
-def test_there_are_many() -> None:
-    assert len(MUTATIONS) >= 100
+def made(source: str, **changes: Any) -> str:
+    return Mutation(**{**KNOWN, **changes}).applied_to(source)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=named)
-def test_each_can_still_be_made(mutation: Mutation) -> None:
-    """Its text stands in the product once, and what comes of it is still Python."""
-    assert mutation.file.startswith(PRODUCT)
-    ast.parse(mutation.applied_to(text_of(mutation.file)))
+@pytest.mark.parametrize(
+    ("place", "replace", "put", "expected"),
+    [
+        ("product:Pool.take", "self.count >= self.most", "True", "return True"),
+        ("product:Pool.take", "self.look()", "", "def take(self):\n            return"),
+        ("product:Pool.take", "self.look()", "await self.look()", "await self.look()\n"),
+        ("product:Pool", "self.look()", "if self.most:\n    self.look()", "if self.most:\n"),
+        ("product:LIMIT", "3", "4", "LIMIT = 4"),
+    ],
+)
+def test_layout_and_comments_do_not_matter(
+    place: str, replace: str, put: str, expected: str
+) -> None:
+    assert expected in made(LAID_OUT_OTHERWISE, place=place, replace=replace, put=put)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=named)
-def test_each_says_what_is_wrong_and_who_notices(mutation: Mutation) -> None:
-    assert mutation.breaks.endswith(".")
-    assert mutation.tests
-    for test in mutation.tests:
-        file, _, name = test.partition("::")
-        assert not name or name in functions_in(file)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"replace": "count <= most"}, "occurs 0 times"),
+        ({"replace": "self"}, "occurs 4 times"),
+        ({"put": "(self.count  >= self.most)"}, "is replaced with itself"),
+        ({"place": "product:Pool.give"}, "nothing has that name"),
+    ],
+)
+def test_what_cannot_be_made_says_why(changes: dict[str, Any], reason: str) -> None:
+    usual = {"place": "product:Pool.take", "replace": "self.count >= self.most"}
+    with pytest.raises(BadMutation, match=reason):
+        made(LAID_OUT_OTHERWISE, **{**usual, **changes})
 
 
 # -- the runner ---------------------------------------------------------------------------------
@@ -66,14 +116,6 @@ def test_full():
     assert is_full(3, 3)
     assert not is_full(2, 3)
 """
-KNOWN: dict[str, Any] = {
-    "name": "boundary",
-    "breaks": "One more than the limit is taken.",
-    "file": "product.py",
-    "find": "count >= most",
-    "put": "count > most",
-    "tests": ("test_product.py",),
-}
 
 
 @pytest.fixture
@@ -108,18 +150,14 @@ def test_a_change_under_which_the_tests_never_end_is_ended(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"find": "count > most"}, "stands 0 times"),
-        ({"find": "most"}, "stands 2 times"),
-        ({"put": "count >= most"}, "changes nothing"),
-        ({"file": "gone.py"}, "there is no gone.py"),
-        ({"put": "count >= ("}, "status 2"),
+        ({"place": "gone:is_full"}, "no such module"),
+        ({"replace": "def is_full(): pass"}, "occurs 0 times"),
         ({"tests": ("test_gone.py",)}, "status 4"),
     ],
 )
 def test_what_cannot_be_tried_is_no_success(
     tree: Tree, changes: dict[str, Any], reason: str
 ) -> None:
-    """A file that cannot even be imported fails its tests, too: that notices nothing."""
     found, detail = verdict(tree, **changes)
     assert found is Verdict.BROKEN
     assert reason in detail
@@ -130,15 +168,24 @@ def test_the_tests_of_a_copy_import_the_copy(tree: Tree) -> None:
     assert not tree.imports("pytest")
 
 
-def test_a_name_is_given_once(tmp_path: Path) -> None:
-    entry = '[[mutation]]\nname = "a"\nbreaks = "b."\nfile = "c"\nfind = "d"\nput = "e"\n'
-    (tmp_path / "list.toml").write_text(entry * 2)
-    with pytest.raises(BadMutation, match="more than one mutation is called a"):
-        read_mutations(tmp_path)
-
-
 def test_the_product_itself_is_tried_in_copies_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--jobs", "1", "storage-backoff-one-try-more"]) == 0
+    assert main(["--jobs", "1", "batchyard.storage.file:write_file"]) == 0
     printed = capsys.readouterr().out
-    assert "1 of 1 mutations noticed, 100.0 %" in printed
+    assert "mutations noticed, 100.0 %" in printed
     assert "killed" in printed
+
+
+# -- what mutmut is given -----------------------------------------------------------------------
+
+
+def test_the_tests_of_a_file_import_its_module_or_are_named_for_it() -> None:
+    chosen = which_tests(["batchyard/batch/error_threshold.py", "batchyard/database/leasing.py"])
+    assert "tests/unit/test_error_threshold.py" in chosen
+    assert "tests/contract/store/test_deliveries.py" in chosen
+    assert "tests/unit/test_address.py" not in chosen
+
+
+def test_another_text_is_told_from_another_behaviour() -> None:
+    assert is_only_of_a_text('--- a\n+++ b\n-    log("Done.")\n+    log("XXDone.XX")\n')
+    assert is_only_of_a_text('--- a\n+++ b\n-    log("Done.")\n+    log("DONE.")\n')
+    assert not is_only_of_a_text("--- a\n+++ b\n-    a >= b\n+    a > b\n")

@@ -7,10 +7,10 @@
     python -m tests.mutations.of_a_diff batchyard/schedule/turns.py tests/unit/test_turns.py
 
 The tests are those that import a changed module, those that the lists name for it, and those that
-were given. They run on SQLite. mutmut works in a copy of the tree; it changes plain functions and
-methods, but neither decorated ones nor what child processes run. Survivors are for a person to
-judge: many are harmless, such as another text of a log entry. The exit status is 0 if there are
-none.
+were given; they run on SQLite. mutmut works in a copy of the tree. It changes plain functions and
+methods, but neither decorated ones nor what child processes run. Survivors that only change a text
+are counted, and not shown. The others are for a person to judge: many are harmless. The exit status
+is 0 if there are none.
 """
 
 from __future__ import annotations
@@ -47,18 +47,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     product = [file for file in given if file.startswith(PACKAGES)]
     bases = [word for word in asked.words if word not in given] or ["main"]
     changed = product or list(_changed_since(bases[0]))
-    tests = sorted({file for file in given if file not in product} or _tests_of(changed))
+    tests = sorted({file for file in given if file not in product} or which_tests(changed))
     if not (changed and tests):
         print(f"nothing to do: {len(changed)} files of the product, {len(tests)} of tests")
         return 0
     print("changed:", *changed, "\ntests:", *tests, flush=True)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         survivors = _run(Path(folder), changed, tests, asked.jobs)
-    print(f"\n{len(survivors)} survived")
-    return 1 if survivors else 0
+    shown = [difference for difference in survivors if not is_only_of_a_text(difference)]
+    print(*shown, sep="\n")
+    print(f"{len(shown)} survived, and {len(survivors) - len(shown)} that only change a text")
+    return 1 if shown else 0
 
 
-def module_of(file: str) -> str:
+def is_only_of_a_text(difference: str) -> bool:
+    """mutmut writes XX around a text, or changes its case."""
+    removed, added = (
+        re.findall(rf"^{sign}(?!{sign})(.*)", difference, re.MULTILINE) for sign in ("-", r"\+")
+    )
+    plain = [line.replace("XX", "").lower() for line in added]
+    return plain == [line.lower() for line in removed]
+
+
+def _module_of(file: str) -> str:
     """The dotted name of a file of Python."""
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
@@ -72,17 +83,18 @@ def _is_product(file: str) -> bool:
     return file.endswith(".py") and file.partition("/")[0] in PACKAGES
 
 
-def _tests_of(files: Iterable[str]) -> set[str]:
-    modules = {module_of(file) for file in files}
+def which_tests(files: Iterable[str]) -> set[str]:
+    """Those that import one of the files, or that the lists name for it."""
+    modules = {_module_of(file) for file in files}
     found = _git("ls-files", "tests/**/test_*.py", "tests/test_*.py")
-    chosen = {path for path in found if modules & imports_of((ROOT / path).read_text())}
+    chosen = {path for path in found if modules & _imports_of((ROOT / path).read_text())}
     for mutation in read_mutations():
         if mutation.place.partition(":")[0] in modules:
             chosen |= mutation.test_files
     return chosen
 
 
-def imports_of(source: str) -> set[str]:
+def _imports_of(source: str) -> set[str]:
     """The dotted names that may be modules."""
     found = set()
     for node in ast.walk(ast.parse(source)):
@@ -94,8 +106,10 @@ def imports_of(source: str) -> set[str]:
 
 
 def _run(folder: Path, changed: Sequence[str], tests: Sequence[str], jobs: int) -> list[str]:
-    """The names of the survivors, which are printed as differences."""
-    files = [name for name in _git("ls-files", "-co", "--exclude-standard") if Path(name).is_file()]
+    """The survivors, as differences."""
+    files = [
+        name for name in _git("ls-files", "-co", "--exclude-standard") if (ROOT / name).is_file()
+    ]
     Tree.copy_of(ROOT, folder, files)
     others = sorted({name.partition("/")[0] for name in files} - {*PACKAGES, "tests"})
     settings = {
@@ -109,11 +123,11 @@ def _run(folder: Path, changed: Sequence[str], tests: Sequence[str], jobs: int) 
     (folder / "setup.cfg").write_text("[mutmut]\n" + "".join(lines))
     mutmut = [sys.executable, "-m", "mutmut"]
     subprocess.run([*mutmut, "run", "--max-children", str(jobs)], cwd=folder, check=True)
-    results = subprocess.run([*mutmut, "results"], cwd=folder, check=True, capture_output=True)
-    survivors = _SURVIVOR.findall(results.stdout.decode())
-    for name in survivors:
-        subprocess.run([*mutmut, "show", name], cwd=folder, check=True)
-    return survivors
+    results = subprocess.check_output([*mutmut, "results"], cwd=folder, text=True)
+    return [
+        subprocess.check_output([*mutmut, "show", name], cwd=folder, text=True)
+        for name in _SURVIVOR.findall(results)
+    ]
 
 
 def _git(*words: str) -> list[str]:
