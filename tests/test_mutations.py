@@ -179,9 +179,9 @@ def test_the_product_itself_is_tried_in_copies_of_it(capsys: pytest.CaptureFixtu
 
 
 def test_the_tests_of_a_file_import_its_module_or_are_named_for_it() -> None:
-    chosen = which_tests(["batchyard/batch/error_threshold.py", "batchyard/database/leasing.py"])
+    chosen = which_tests(["batchyard/batch/error_threshold.py", "batchyard/store/leases.py"])
     assert "tests/unit/test_error_threshold.py" in chosen
-    assert "tests/contract/store/test_deliveries.py" in chosen
+    assert "tests/contract/store/test_leases.py" in chosen
     assert "tests/unit/test_address.py" not in chosen
 
 
