@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchyard.batch.batch_options import as_fields
+from batchyard.batch.batch_options import Door
+from batchyard.cli.batch_options import asked, of_batch
 from batchyard.cli.terminal import options
 from batchyard.cli.terminal.engine_words import PassThroughCommand
-from batchyard.cli.terminal.metadata import parse_metadata
 from batchyard.cli.terminal.progress import ProgressDisplay
 from batchyard.cli.terminal.say import say
 from batchyard.cli.terminal.stoppable import run_stoppable
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
     app.command("run", cls=PassThroughCommand, context_settings=settings)(run)
 
 
-@options.of_batch
+@of_batch(Door.RUN)
 def run(
     ctx: typer.Context,
     input_file: Annotated[Location | None, options.INPUT_FILE] = None,
@@ -128,17 +128,13 @@ def run(
             help="The server at --engine-url has no other users: the batch may use all of it.",
         ),
     ] = False,
-    template: Annotated[str | None, options.TEMPLATE] = None,
-    endpoint: Annotated[str | None, options.ENDPOINT] = None,
-    completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
-    metadata: Annotated[list[str] | None, options.METADATA] = None,
     *,
     client_rules: Annotated[bool, options.CLIENT_RULES] = False,
     resume: Annotated[
         str | None,
         typer.Option(help="Continue this batch where it stopped, with its own input and output."),
     ] = None,
-    **of_batch: Any,
+    **given: Any,
 ) -> None:
     """Run a batch file on vLLM and write its result file.
 
@@ -170,21 +166,18 @@ def run(
     elif input_file is None or output_file is None:
         raise typer.BadParameter("Give an input file and an output file.", param_hint="-i and -o")
     else:
-        check_is_there(input_file, is_dataset=template is not None)
-        if template is not None:
+        is_dataset = given["template"] is not None
+        check_is_there(input_file, is_dataset=is_dataset)
+        if is_dataset:
             check_installed()
-        what = BatchRequest(
+        what = asked(
+            given,
             input=input_file,
             output=output_file,
             error=errors or errors_beside(output_file),
-            template=template,
-            endpoint=endpoint,
             models=choice.models,
             mixed_models=len(choice.models) != 1,
-            completion_window=completion_window,
-            metadata=parse_metadata(metadata),
             any_body=not client_rules,
-            **as_fields(of_batch),
         )
     # One operator's own file: nothing is hidden from anybody in the engine's cache.
     settings = read_settings(runners="inline", cache_shared_by="all")

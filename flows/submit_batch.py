@@ -11,20 +11,18 @@ from prefect.states import Failed, State
 from pydantic import Field
 
 from batchyard.batch.batch_options import (
-    OPTIONS,
+    Door,
     Value,
-    as_fields,
     describe_parameters,
+    options_of,
     parameter,
     with_parameters,
 )
-from batchyard.batch.chains import stages_of
 from batchyard.errors import BatchyardError, RequestRefused
-from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
 from batchyard.lines.endpoints import ENDPOINTS
 from batchyard.locations.local_file import LocalFile
 from batchyard.locations.location import parse_location
-from batchyard.steps.create.create import DEFAULT_TENANT, BatchRequest, create_batch, parse_duration
+from batchyard.steps.create.create import DEFAULT_TENANT, create_batch, request_of
 from batchyard.steps.create.destinations import check_paths
 from flows.process.cancel import cancel_its_batch
 from flows.process.control import control_services
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from batchyard.batch.batch_options import BatchOption
     from batchyard.locations.access import Location
     from batchyard.settings import Settings
+    from batchyard.steps.create.create import BatchRequest
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -76,28 +75,30 @@ Endpoint = Annotated[str, Field(json_schema_extra={"enum": ["", *ENDPOINTS]})]
 
 _FIELDS: dict[Value, tuple[Any, Any]] = {
     Value.FLAG: (bool, False),
+    Value.NUMBER: (int, 0),
+    Value.ENDPOINT: (Endpoint, ""),
     Value.URL: (WebhookUrl, ""),
+    Value.STAGES: (list[dict[str, str]], []),
+    Value.PAIRS: (dict[str, str], {}),
     Value.OBJECT: (dict[str, Any], {}),
 }
 """The annotation and the default of an option in the form; of all others: a text."""
+_OFFERED = options_of(Door.FORM)
 
 
 def _with_options(function: F) -> F:
     """The function with the options of a batch that the form has, in its docstring as well."""
-    offered = [option for option in OPTIONS if option.form is not None]
-    describe_parameters(function, [f"{option.name}: {option.form}" for option in offered])
-    return with_parameters(
-        function,
-        [parameter(option, *_field(option)) for option in offered],
-    )
+    describe_parameters(function, [f"{each.name}: {each.help(Door.FORM)}" for each in _OFFERED])
+    return with_parameters(function, [parameter(each, *_field(each)) for each in _OFFERED])
 
 
 def _field(option: BatchOption) -> tuple[Any, Any]:
     """The option's annotation and its default."""
-    if not option.choices:
-        return _FIELDS.get(option.value, (str, ""))
-    chosen = Field(json_schema_extra={"enum": list(option.choices)})
-    return Annotated[str, chosen], str(option.choices[0])
+    if option.choices is None:
+        annotation, default = _FIELDS.get(option.value, (str, ""))
+        return annotation, default if option.default is None else option.default
+    choices = [each.value for each in option.choices]
+    return Annotated[str, Field(json_schema_extra={"enum": choices})], choices[0]
 
 
 @flow(
@@ -110,16 +111,6 @@ async def submit_batch(
     input: Place,  # noqa: A002 - the name that people fill in
     output: Place = "",
     errors: Place = "",
-    model: str = "",
-    endpoint: Endpoint = "",
-    completion_window: str = "24h",
-    priority: int = 0,
-    tenant: str = "",
-    output_expires_after: str = "",
-    template: str = "",
-    *,
-    metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
-    then: list[dict[str, str]] = [],  # noqa: B006 - the same
     **of_batch: Any,
 ) -> State:
     """Run a file of requests to its result file.
@@ -133,22 +124,7 @@ async def submit_batch(
         output: Where the answers go: an absolute path or s3://bucket/key. Empty: they stay in
             Batchyard's own store, under their file id.
         errors: Where the lines that failed go, in the same way.
-        model: The model that every line must name. Empty: the one that the first line names.
-        endpoint: The endpoint that every line must name. Empty: lines may name different ones.
-        completion_window: How long the batch may take: a number and m, h or d. background: it
-            runs only when nothing else wants its engine.
-        priority: The tenant's batch with the highest priority runs first.
-        tenant: The tenant that the batch belongs to. Empty: the tenant of this deployment, or
-            `default` if it has none. If it has one, no other tenant can be named.
-        output_expires_after: How long the result files are kept: a number and m, h or d, from 1h
-            to 30d. Empty: 30 days.
-        template: The text of a Jinja2 template that makes a request's body of each row, where the
-            input is a dataset: Parquet, Arrow or JSON lines, also a folder or a pattern of such
-            files. An output that ends in .parquet has the rows and their answers.
         {of_batch}
-        metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
-        then: Further stages that each line goes through, for example
-            [{"endpoint": "/v1/embeddings", "template": "{\"input\": {{ content | tojson }}}"}].
     """
     try:
         await name_run(input)
@@ -157,19 +133,7 @@ async def submit_batch(
         failed = _recordable("errors", errors) if errors else None
         async with control_services() as services:
             check_paths(services.settings, output=results, errors=failed)
-            asked = batch_request(
-                services.settings,
-                model=model,
-                endpoint=endpoint,
-                completion_window=completion_window,
-                priority=priority,
-                tenant=tenant,
-                output_expires_after=output_expires_after,
-                template=template,
-                metadata=metadata,
-                then=then,
-                **of_batch,
-            )
+            asked = batch_request(services.settings, **of_batch)
             batch_id = await create_batch(
                 services,
                 replace(asked, input=source, output=results, error=failed),
@@ -187,34 +151,11 @@ async def submit_batch(
         return Failed(message=str(error), data=error)
 
 
-def batch_request(
-    settings: Settings,
-    *,
-    model: str,
-    endpoint: str,
-    completion_window: str,
-    priority: int,
-    tenant: str,
-    output_expires_after: str,
-    template: str,
-    metadata: dict[str, str],
-    then: list[dict[str, str]],
-    **of_batch: Any,
-) -> BatchRequest:
+def batch_request(settings: Settings, *, tenant: str, **of_batch: Any) -> BatchRequest:
     """What the parameters besides the places ask for; raises RequestRefused."""
     _check_receivers(of_batch)
-    return BatchRequest(
-        endpoint=endpoint or None,
-        models=(model,) if model else (),
-        completion_window=completion_window,
-        metadata=metadata or None,
-        priority=priority,
-        tenant=_tenant(settings, tenant),
-        output_lifetime_seconds=_lifetime(output_expires_after),
-        template=template or None,
-        then=stages_of(then),
-        **as_fields({name: given or None for name, given in of_batch.items()}),
-    )
+    given = {name: each or None for name, each in of_batch.items()}
+    return request_of(given, tenant=_tenant(settings, tenant))
 
 
 def _tenant(settings: Settings, asked: str) -> str:
@@ -231,7 +172,7 @@ def _tenant(settings: Settings, asked: str) -> str:
 
 def _check_receivers(of_batch: dict[str, Any]) -> None:
     """Refuse URLs that are secrets where the server has not: a subflow is not checked by it."""
-    for option in OPTIONS:
+    for option in _OFFERED:
         url = of_batch.get(option.name) if option.value is Value.URL else None
         if url and ("?" in url or "@" in url):
             raise RequestRefused(
@@ -240,20 +181,6 @@ def _check_receivers(of_batch: dict[str, Any]) -> None:
                 param=option.name,
                 code="invalid_value",
             )
-
-
-def _lifetime(text: str) -> int | None:
-    """The seconds after which result files expire; None: what is usual."""
-    if not text:
-        return None
-    seconds = parse_duration(text, param="output_expires_after")
-    if not LEAST_LIFETIME_SECONDS <= seconds <= MOST_LIFETIME_SECONDS:
-        raise RequestRefused(
-            "output_expires_after must be between 1h and 30d.",
-            param="output_expires_after",
-            code="invalid_value",
-        )
-    return seconds
 
 
 def _recordable(name: str, text: str) -> Location:

@@ -20,7 +20,7 @@ from batchyard.lines.framing import other_format
 from batchyard.services.keys import file_key
 from batchyard.services.quotas import arriving, default_quota
 from batchyard.store import NewFile
-from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
+from batchyard.store.tables.file import FILE_LIFETIME_SECONDS, LEAST_LIFETIME_SECONDS
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ PURPOSES: Final = ("assistants", "batch", "fine-tune", "vision", "user_data", "e
 MAX_FILE_BYTES: Final = 512 * 1024**2
 """The most bytes of a file that is no batch's input, as at OpenAI; an input's limit is a
 setting."""
-
-LEAST_LIFETIME_SECONDS: Final = 3600
-MOST_LIFETIME_SECONDS: Final = FILE_LIFETIME_SECONDS
 
 _MAX_FILENAME_CHARS = 1024
 _NO_NAMES: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -111,8 +108,8 @@ def checked_lifetime(anchor: object, seconds: object) -> int:
     if seconds < LEAST_LIFETIME_SECONDS:
         least = f"must be at least {LEAST_LIFETIME_SECONDS}"
         raise _lifetime_refused("seconds", "integer_below_min_value", least)
-    if seconds > MOST_LIFETIME_SECONDS:
-        most = f"must be at most {MOST_LIFETIME_SECONDS}"
+    if seconds > FILE_LIFETIME_SECONDS:
+        most = f"must be at most {FILE_LIFETIME_SECONDS}"
         raise _lifetime_refused("seconds", "integer_above_max_value", most)
     return seconds
 

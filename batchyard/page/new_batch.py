@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -25,7 +25,7 @@ from batchyard.api.http.session import (
     read_form,
     session_holder,
 )
-from batchyard.batch.batch_options import OnInvalid
+from batchyard.batch.batch_options import Door, options_of
 from batchyard.errors import ObjectTooLarge, RecordNotFound, RequestRefused, StorageError
 from batchyard.files.failures import Group, grouped_refusals
 from batchyard.files.upload import FileUse, upload_file
@@ -40,7 +40,7 @@ from batchyard.processes.tenant_turns import TenantTurns
 from batchyard.processes.threads import in_thread
 from batchyard.schedule.turns import BACKGROUND_WINDOW
 from batchyard.services.segments.local_copy import local_copy
-from batchyard.steps.create.create import MIXED_ENDPOINTS, BatchRequest, accept_batch, parse_window
+from batchyard.steps.create.create import MIXED_ENDPOINTS, accept_batch, parse_window, request_of
 from batchyard.steps.forecast.known_lengths import read_lengths
 
 if TYPE_CHECKING:
@@ -128,20 +128,15 @@ async def create(file_id: str, request: Request, caller: PageCaller) -> Response
     """Create the batch, and go there; a form that is sent twice makes one."""
     fields = await read_form(request)
     file = await _file(caller, file_id)
-    name = fields.get("name", "").strip()
-    endpoint = fields.get("endpoint", "")
     try:
         batch = await accept_batch(
             caller.services,
-            BatchRequest(
+            request_of(
+                _asked(fields),
                 # Of the file's tenant: an operator's batch is in the operator's own tenant too.
                 tenant=file.tenant,
                 input_file_id=file.id,
-                endpoint=None if endpoint == MIXED_ENDPOINTS else endpoint,
-                completion_window=fields.get("window", "24h"),
-                metadata={"name": name} if name else None,
                 public_urls=True,
-                on_invalid=fields.get("on_invalid", OnInvalid.FAIL),
             ),
             batches_per_hour=caller.services.settings.quota.batches_per_hour,
             idempotency=key_of(f"POST /new/{file_id}", fields),
@@ -151,6 +146,16 @@ async def create(file_id: str, request: Request, caller: PageCaller) -> Response
     request.app.state.request_runner()
     answers_of(request).forget()
     return RedirectResponse(f"/batches/{batch.id}", status_code=_SEE_OTHER)
+
+
+def _asked(fields: dict[str, str]) -> dict[str, Any]:
+    """What the form says of the options that it has."""
+    given: dict[str, Any] = {each.name: fields.get(each.name) for each in options_of(Door.PAGE)}
+    name = fields.get("metadata", "").strip()
+    given["metadata"] = {"name": name} if name else None
+    if given["endpoint"] == MIXED_ENDPOINTS:
+        given["endpoint"] = None
+    return given
 
 
 async def _estimate_page(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
+from batchyard.cli import batch_options
+from batchyard.cli.batch_options import parse_metadata
 from batchyard.cli.batches.chain_file import read_chain
 from batchyard.cli.tenants import quota
-from batchyard.cli.terminal import options
-from batchyard.cli.terminal.metadata import parse_metadata
 from batchyard.engine.objective import Objective
 from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.errors import RequestRefused
@@ -64,10 +64,10 @@ def test_a_file_of_an_option_may_begin_with_a_byte_order_mark(tmp_path: Path) ->
         '[[then]]\nendpoint = "/v1/embeddings"\ntemplate_file = "judge.json.j2"\n',
         encoding="utf-8-sig",
     )
-    assert options._read_object(f"@{tmp_path}/rules.json") == {"invalid_json": True}
-    assert options._read_text(f"{tmp_path}/judge.json.j2") == '{"max_tokens": 8}'
-    (stage,) = read_chain(tmp_path / "chain.toml")
-    assert stage.template == '{"max_tokens": 8}'
+    assert batch_options._read_object(f"@{tmp_path}/rules.json") == {"invalid_json": True}
+    assert batch_options._read_text(f"{tmp_path}/judge.json.j2") == '{"max_tokens": 8}'
+    (stage,) = read_chain(f"{tmp_path}/chain.toml")
+    assert stage["template"] == '{"max_tokens": 8}'
 
 
 @pytest.mark.parametrize("text", ["1_000", "+5", "٣", "9" * 19, "9" * 5_000])

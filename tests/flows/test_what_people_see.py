@@ -312,7 +312,7 @@ def test_what_can_be_recorded_is_accepted(given: dict[str, str]) -> None:
 
 def test_the_form_says_what_a_background_batch_is() -> None:
     schema = submit_batch.parameters.model_dump()["properties"]["completion_window"]
-    assert "background: it runs only when nothing else wants its engine" in " ".join(
+    assert "`background`: it runs only when nothing else wants its engine" in " ".join(
         schema["description"].split()
     )
 

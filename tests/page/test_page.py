@@ -313,7 +313,7 @@ async def test_a_form_that_is_sent_twice_makes_one_batch(
         assert [f"/batches/{each.id}" for each in await services.store.batches.page("one")] == [
             *made
         ]
-        await client.post(page.url.path, data={**asked, "window": "1h"})
+        await client.post(page.url.path, data={**asked, "completion_window": "1h"})
     assert len(await services.store.batches.page("one")) == 2
 
 

@@ -9,20 +9,20 @@ import json
 from typing import Any
 
 from batchyard.batch import batch_options
-from batchyard.batch.batch_options import BatchOption, DeliveryKind, Value
+from batchyard.batch.batch_options import EVERYWHERE, BatchOption, DeliveryKind, Door, Value
 
 SONG = BatchOption(
     name="favourite_song",
     value=Value.TEXT,
-    command="For a command.",
-    body="For a body.",
-    form="For a form.",
+    doors=EVERYWHERE | {Door.ESTIMATE},
+    words="For a command.",
+    other_words={Door.BODY: "For a body.", Door.FORM: "For a form."},
 )
 RECEIVER = BatchOption(
     name="song_url",
     value=Value.URL,
-    command="A receiver.",
-    body="A receiver.",
+    doors=EVERYWHERE - {Door.FORM},
+    words="A receiver.",
     told_by=DeliveryKind.FILE,  # any that no other option has
 )
 
@@ -38,6 +38,16 @@ def on_a_command_line(name: str) -> dict[str, Any]:
     given = command.make_context(name, words).params
     helps = {each.name: each.help for each in command.params}
     return {each.name: [given[each.name], helps[each.name]] for each in (SONG, RECEIVER)}
+
+
+def in_an_estimate() -> list[str]:
+    import typer  # noqa: PLC0415 - see above
+
+    from batchyard.cli import make_app  # noqa: PLC0415 - see above
+
+    command: Any = typer.main.get_command(make_app())
+    names = {each.name for each in command.commands["estimate"].params}
+    return [each.name for each in _BOTH if each.name in names]
 
 
 def in_a_body() -> dict[str, Any]:
@@ -79,6 +89,7 @@ if __name__ == "__main__":
     found = {
         "submit": on_a_command_line("submit"),
         "run": on_a_command_line("run"),
+        "estimate": in_an_estimate(),
         "body": in_a_body(),
         "form": in_the_form(),
         "form_objects": objects_in_the_form(),

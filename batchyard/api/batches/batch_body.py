@@ -38,8 +38,8 @@ from batchyard.api.http.json_body import (
     described,
 )
 from batchyard.api.http.request_lines import KEY, MAX_BODY_BYTES, RequestLines
-from batchyard.batch.batch_options import OPTIONS, Value, as_fields
-from batchyard.batch.chains import MAX_STAGES, Stage
+from batchyard.batch.batch_options import Door, Value, options_of
+from batchyard.batch.chains import MAX_STAGES
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.lines.body_patch import MOST_PATHS
 from batchyard.lines.endpoints import ENDPOINTS
@@ -50,14 +50,13 @@ from batchyard.locations.presigned import check_not_expired
 from batchyard.notify.email import MAX_ADDRESS_CHARS
 from batchyard.results.output_rules import MOST_ATTEMPTS
 from batchyard.schedule.turns import BACKGROUND_WINDOW
-from batchyard.settings import Settings
 from batchyard.steps.create.create import (
     MAX_METADATA,
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
     MAX_PRIORITY,
     WINDOW_PATTERN,
-    BatchRequest,
+    request_of,
 )
 from batchyard.web.resolve import check_address
 
@@ -67,11 +66,12 @@ if TYPE_CHECKING:
     from batchyard.batch.batch_options import BatchOption
     from batchyard.delivery.redeliver import Kind
     from batchyard.locations.access import Location
+    from batchyard.settings import Settings
+    from batchyard.steps.create.create import BatchRequest
 
 M = TypeVar("M", bound=BaseModel)
 
 _MAX_ID_CHARS: Final = 256
-_MAX_WINDOW_DAYS: Final = Settings.model_fields["max_window_days"].default
 _MOST_FILES: Final = 100
 """Their ids are kept in the batch's row, which is read often."""
 
@@ -177,25 +177,35 @@ class InvalidOutput(RequestBody):
 
 _VALUES: Final[dict[Value, Any]] = {
     Value.FLAG: Boolean,
+    Value.NUMBER: Annotated[Integer, described(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)],
     Value.TEXT: Text,
+    Value.ENDPOINT: Annotated[Text, described(enum=list(ENDPOINTS))],
+    Value.WINDOW: Annotated[Text, described(pattern=f"^({WINDOW_PATTERN}|{BACKGROUND_WINDOW})$")],
+    Value.LIFETIME: ExpiresAfter,
     Value.URL: Url,
     Value.ADDRESS: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)],
+    Value.TEMPLATE: Annotated[Text, described(maxLength=MOST_TEMPLATE_CHARS)],
+    Value.STAGES: Annotated[
+        list[NextStage], Field(max_length=MAX_STAGES, fail_fast=True), OF_OBJECTS
+    ],
+    Value.PAIRS: Metadata,
 }
-
-
 _OBJECTS: Final = {"on_invalid_output": InvalidOutput}
 """The options whose values are objects."""
 
 
-def _annotation(option: BatchOption) -> Any:
+def _field(option: BatchOption) -> Any:
+    """The option's annotation and the rest of its field."""
     value = _OBJECTS[option.name] if option.value is Value.OBJECT else _VALUES[option.value]
-    return Annotated[value, described(enum=list(option.choices))] if option.choices else value
+    if option.choices:
+        value = Annotated[value, described(enum=list(option.choices))]
+    words = option.help(Door.BODY)
+    if option.is_required:
+        return value, Field(description=words)
+    return value | None, Field(default=None, description=words)
 
 
-_OPTIONS: Final[dict[str, Any]] = {
-    option.name: (_annotation(option) | None, Field(default=None, description=option.body))
-    for option in OPTIONS
-}
+_OPTIONS: Final = {option.name: _field(option) for option in options_of(Door.BODY)}
 
 
 def _with_options(body: type[M]) -> type[M]:
@@ -231,22 +241,6 @@ class CreateBatch(RequestBody):
         description="Instead of `input_file_id`: the lines themselves. A body with them may have "
         f"{MAX_BODY_BYTES // 1024**2} MiB.",
     )
-    template: Annotated[Text, described(maxLength=MOST_TEMPLATE_CHARS)] | None = Field(
-        default=None,
-        description="`input_url` is a dataset (Parquet, Arrow or JSON lines), and this Jinja2 "
-        "template makes the body of a request from each row.",
-    )
-    endpoint: Annotated[Text, described(enum=list(ENDPOINTS))]
-    completion_window: Annotated[
-        Text, described(pattern=f"^({WINDOW_PATTERN}|{BACKGROUND_WINDOW})$")
-    ] = Field(
-        description="`24h`, or another number of minutes, hours or days, "
-        f"`{_MAX_WINDOW_DAYS}d` at most unless the operator says otherwise. "
-        f"`{BACKGROUND_WINDOW}`: nothing is promised, and the batch runs only when nothing else "
-        "wants its engine."
-    )
-    metadata: Metadata | None = None
-    output_expires_after: ExpiresAfter | None = None
     output_url: Url | None = Field(
         default=None,
         description="A presigned URL that the output file is PUT to as well. If its path ends in "
@@ -255,19 +249,6 @@ class CreateBatch(RequestBody):
     error_url: Url | None = Field(default=None, description="The same for the error file.")
     output_upload: _Upload = None
     error_upload: _Upload = None
-    then: (
-        Annotated[list[NextStage], Field(max_length=MAX_STAGES, fail_fast=True), OF_OBJECTS] | None
-    ) = Field(
-        default=None,
-        description="Further stages that each line goes through. The results are the last one's "
-        "answers.",
-    )
-    priority: Annotated[Integer, described(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] | None = (
-        Field(
-            default=None,
-            description="Among the batches of one tenant, the higher goes first.",
-        )
-    )
 
     @field_validator(KEY)
     @classmethod
@@ -283,25 +264,15 @@ class CreateBatch(RequestBody):
         first, *others = (key for key in _SOURCES if getattr(self, key) is not None)
         if others:
             raise _invalid(others[0], f"Give '{first}' or '{others[0]}', not both.")
-        lifetime = self._lifetime()
-        output = await _destination("output", self.output_url, self.output_upload, settings)
-        error = await _destination("error", self.error_url, self.error_upload, settings)
-        return BatchRequest(
+        return request_of(
+            {name: _plain(getattr(self, name)) for name in _OPTIONS},
             tenant=tenant,
             input_file_id=self.input_file_id,
             input_file_ids=tuple(self.input_file_ids or ()),
             input=source,
-            template=self.template,
-            endpoint=self.endpoint,
-            completion_window=self.completion_window,
-            metadata=self.metadata,
-            output_lifetime_seconds=lifetime,
-            output=output,
-            error=error,
-            priority=self.priority or 0,
-            then=tuple(Stage(each.endpoint, each.template, each.model) for each in self.then or ()),
+            output=await _destination("output", self.output_url, self.output_upload, settings),
+            error=await _destination("error", self.error_url, self.error_upload, settings),
             public_urls=True,
-            **as_fields({name: _plain(getattr(self, name)) for name in _OPTIONS}),
         )
 
     async def fingerprint(self) -> str:
@@ -309,20 +280,6 @@ class CreateBatch(RequestBody):
         if self.requests is None:
             return await super().fingerprint()
         return self._fingerprint(**{KEY: await self.requests.fingerprint()})
-
-    def _lifetime(self) -> int | None:
-        if self.output_expires_after is None:
-            return None
-        try:
-            return self.output_expires_after.lifetime_seconds()
-        except RequestRefused as error:
-            # The rules are those of a file's own `expires_after`; the name is another.
-            raise ApiError(
-                400,
-                str(error).replace("expires_after", "output_expires_after"),
-                param=f"output_{error.param}",
-                code=error.refusal_code,
-            ) from None
 
 
 class DeliverResults(RequestBody):
@@ -361,9 +318,26 @@ class DeliverResults(RequestBody):
 
 def _plain(value: Any) -> Any:
     """An option without the objects of its description."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, ExpiresAfter):
+        return _lifetime(value)
     if not isinstance(value, BaseModel):
         return value
     return {name: each for name, each in value if each is not None}
+
+
+def _lifetime(asked: ExpiresAfter) -> int:
+    try:
+        return asked.lifetime_seconds()
+    except RequestRefused as error:
+        # The rules are those of a file's own `expires_after`; the name is another.
+        raise ApiError(
+            400,
+            str(error).replace("expires_after", "output_expires_after"),
+            param=f"output_{error.param}",
+            code=error.refusal_code,
+        ) from None
 
 
 async def _destination(

@@ -29,8 +29,9 @@ from pydantic_core import PydanticCustomError
 from batchyard.api.http.auth import Authenticated
 from batchyard.api.http.body import read_json
 from batchyard.api.http.request_lines import read_json_with_lines
-from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS, checked_lifetime
+from batchyard.files.upload import checked_lifetime
 from batchyard.services.webhook_checks import MAX_URL_CHARS
+from batchyard.store.tables.file import FILE_LIFETIME_SECONDS, LEAST_LIFETIME_SECONDS
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -107,7 +108,7 @@ EXPIRY: Final[dict[str, JsonValue]] = {
     "seconds": {
         "type": "integer",
         "minimum": LEAST_LIFETIME_SECONDS,
-        "maximum": MOST_LIFETIME_SECONDS,
+        "maximum": FILE_LIFETIME_SECONDS,
     },
 }
 """Both are required; ``checked_lifetime`` says so in its own words."""

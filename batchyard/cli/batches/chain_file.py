@@ -9,29 +9,23 @@ template_file = "embed.json.j2"
 from __future__ import annotations
 
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from batchyard.batch.chains import stages_of
 from batchyard.errors import RequestRefused
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from batchyard.batch.chains import Stage
-
-
-def read_chain(path: Path | None) -> tuple[Stage, ...]:
-    """The stages; none for no file. A ``template_file`` is next to it.
+def read_chain(file: str) -> list[dict[str, Any]]:
+    """The stages that the file names. A ``template_file`` is next to it.
 
     Raises :class:`~batchyard.errors.RequestRefused`, for a file without a stage too.
     """
-    if path is None:
-        return ()
+    path = Path(file)
     try:
         asked = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         if unknown := sorted(asked.keys() - {"then"}):
             raise _refused(f"{path} has no '{unknown[0]}': each stage begins with [[then]].")
-        stages = stages_of([_with_template(path, each) for each in asked.get("then", ())])
+        stages = [_with_template(path, each) for each in asked.get("then", ())]
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise _refused(f"{path} cannot be read as a chain: {error}.") from None
     if not stages:

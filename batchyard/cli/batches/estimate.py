@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchyard.batch.batch_options import Validation
+from batchyard.batch.batch_options import Door, Validation
+from batchyard.cli.batch_options import of_batch
 from batchyard.cli.batches.batch_view import error_words
 from batchyard.cli.batches.ignored_fields import ignored_by_vllm
 from batchyard.cli.batches.prompt_counter import counter_of
@@ -22,7 +23,7 @@ from batchyard.locations.location import parse_location
 from batchyard.logs.printable import printable
 from batchyard.logs.time_words import duration, relative
 from batchyard.settings import read_settings
-from batchyard.steps.create.create import parse_window
+from batchyard.steps.create.create import DEFAULT_TENANT, parse_window
 from batchyard.steps.prepare.deep_validation import findings_words
 
 if TYPE_CHECKING:
@@ -34,13 +35,11 @@ if TYPE_CHECKING:
 _WIDTH = 16
 
 
+@of_batch(Door.ESTIMATE)
 def estimate(
     input_file: Annotated[
         str, typer.Argument(metavar="FILE", help="Path, s3://bucket/key or http(s) URL.")
     ],
-    model: Annotated[str | None, typer.Option(help="The model that every line must name.")] = None,
-    endpoint: Annotated[str | None, options.ENDPOINT] = None,
-    deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
     client_rules: Annotated[bool, options.CLIENT_RULES] = True,
     cache_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens in the engine's KV cache; vLLM's log has the number.")
@@ -54,13 +53,6 @@ def estimate(
     bytes_per_token: Annotated[
         float, typer.Option(min=0.1, help="How many bytes of these prompts make one token.")
     ] = 4.0,
-    validation: Annotated[
-        Validation,
-        typer.Option(
-            help="`deep`: count tokens with the model's own tokenizer, and find prompts that are "
-            "too long for it, and bodies that vLLM refuses or reads in part."
-        ),
-    ] = Validation.BASIC,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -71,13 +63,9 @@ def estimate(
     engine_options: Annotated[
         str, typer.Option(help="With --weights: the engine's options, as in its block.")
     ] = "",
-    tenant: Annotated[
-        str, typer.Option(help="The tenant whose earlier answers say how long these will be.")
-    ] = "default",
-    completion_window: Annotated[
-        str, typer.Option(help="Warn if the batch would not be done in this time.")
-    ] = "24h",
+    *,
     as_json: Annotated[bool, OBJECT] = False,
+    **given: Any,
 ) -> None:
     """Validate and plan a file and print what to expect, without submitting it.
 
@@ -87,18 +75,18 @@ def estimate(
     from batchyard.plan.cache import CacheShape  # noqa: PLC0415 - see above
     from batchyard.steps.estimate import Assumptions  # noqa: PLC0415 - see above
 
-    settings = read_settings()
-    window_seconds = parse_window(completion_window, settings)
+    settings, tenant = read_settings(), given["tenant"] or DEFAULT_TENANT
+    window_seconds = parse_window(given["completion_window"], settings)
     assumptions = Assumptions(
-        model=model,
-        endpoint=endpoint,
-        deduplicates=deduplicate,
+        model=given["model"],
+        endpoint=given["endpoint"],
+        deduplicates=given["deduplicate"],
         any_body=not client_rules,
         bytes_per_token=bytes_per_token,
         shape=CacheShape(max(1, cache_tokens // block_size), block_size, sequences),
     )
     find_counter = None
-    if validation is Validation.DEEP:
+    if given["validation"] == Validation.DEEP:
         find_counter = partial(counter_of, settings, weights=weights, options=engine_options)
     found, known, why_not = asyncio.run(
         _estimate(settings, parse_location(input_file), assumptions, tenant, find_counter)
@@ -109,7 +97,7 @@ def estimate(
     else:
         lines = [
             *_lines(found, known, why_not, assumptions),
-            *_hours_lines(found, known, completion_window, window_seconds),
+            *_hours_lines(found, known, given["completion_window"], window_seconds),
             *(_line("warning", f"vLLM ignores body.{n}: {k:,} lines") for n, k in ignored.items()),
             *_errors(found),
         ]

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path  # noqa: TC003 - Typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchyard.batch.batch_options import as_fields
-from batchyard.cli.batches.chain_file import read_chain
+from batchyard.batch.batch_options import Door
+from batchyard.cli.batch_options import asked, of_batch
 from batchyard.cli.batches.show import show
 from batchyard.cli.batches.watch import watch
 from batchyard.cli.terminal import options
 from batchyard.cli.terminal.ensure_runner import ensure_runner
-from batchyard.cli.terminal.metadata import parse_metadata
 from batchyard.cli.terminal.offline import offline_services
 from batchyard.dispatch import PrefectApi
 from batchyard.locations.access import Location  # noqa: TC001 - Typer reads it at run time
 from batchyard.locations.location import parse_location
 from batchyard.locations.several import one_of
 from batchyard.services.machine.shared_database import check_shared_database
-from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.create.create import create_batch
 from batchyard.steps.create.destinations import check_paths
 from batchyard.steps.forecast.forecast import late_hours
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
+    from batchyard.steps.create.create import BatchRequest
 
 
-@options.of_batch
+@of_batch(Door.SUBMIT)
 def submit(
     files: Annotated[
         list[Location] | None,
@@ -43,25 +42,7 @@ def submit(
     input_file: Annotated[Location | None, options.INPUT_FILE] = None,
     output_file: Annotated[Location | None, options.OUTPUT_FILE] = None,
     errors: Annotated[Location | None, options.ERRORS] = None,
-    model: Annotated[str | None, typer.Option(help="The model that every line must name.")] = None,
-    template: Annotated[str | None, options.TEMPLATE] = None,
-    endpoint: Annotated[str | None, options.ENDPOINT] = None,
-    completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
-    metadata: Annotated[list[str] | None, options.METADATA] = None,
-    chain: Annotated[
-        Path | None,
-        typer.Option(
-            help="A TOML file of further stages that each line goes through.",
-            metavar="FILE",
-        ),
-    ] = None,
-    priority: Annotated[
-        int,
-        typer.Option(help="The tenant's batch with the highest priority runs first."),
-    ] = 0,
-    tenant: Annotated[
-        str, typer.Option(help="The tenant that the batch belongs to.", show_default=False)
-    ] = "default",
+    *,
     wait: Annotated[
         bool,
         typer.Option(
@@ -76,7 +57,7 @@ def submit(
             "--json", help="Print the Batch object; with --wait, the object at the batch's end."
         ),
     ] = False,
-    **of_batch: Any,
+    **given: Any,
 ) -> None:
     """Create a batch for the workers, print its id, and return at once.
 
@@ -85,20 +66,7 @@ def submit(
     places = [*([] if input_file is None else [input_file]), *(files or ())]
     if not places:
         raise typer.BadParameter("Give an input file.", param_hint="FILE or -i")
-    request = BatchRequest(
-        input=one_of(places),
-        output=output_file,
-        error=errors,
-        template=template,
-        endpoint=endpoint,
-        models=(model,) if model else (),
-        completion_window=completion_window,
-        metadata=parse_metadata(metadata),
-        priority=priority,
-        tenant=tenant,
-        then=read_chain(chain),
-        **as_fields(of_batch),
-    )
+    request = asked(given, input=one_of(places), output=output_file, error=errors)
     batch_id = asyncio.run(_submit(request, is_quiet=as_json))
     if wait:
         watch(batch_id, as_json=as_json)

@@ -13,6 +13,7 @@ _OF_OPTIONS: Final = {
     "batch": "BATCH",
     "bytes_per_token": "NUMBER",
     "completion_window": "TIME",
+    "output_expires_after": "TIME",
     "endpoint": "ENDPOINT",
     "engine_url": "URL",
     "errors": "PLACE",

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from batchyard.batch.batch_options import RECEIVER_OPTIONS, OnInvalid, Validation
-from batchyard.batch.chains import Stage, check_stages
+from batchyard.batch.batch_options import RECEIVER_OPTIONS, OnInvalid, Validation, as_fields
+from batchyard.batch.chains import Stage, check_stages, stages_of
 from batchyard.batch.error_threshold import ErrorThreshold
 from batchyard.batch_error import InputPart
 from batchyard.datasets.files import is_table
@@ -28,6 +28,7 @@ from batchyard.steps.create.destinations import absolute, check_destinations, ur
 from batchyard.steps.create.offered import check_offered, endpoints_not_served
 from batchyard.steps.forecast.forecast import check_window
 from batchyard.store import BatchOptions, NewBatch
+from batchyard.store.tables.file import FILE_LIFETIME_SECONDS, LEAST_LIFETIME_SECONDS
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.wire import new_file_id
 
@@ -106,6 +107,35 @@ class BatchRequest:
     on_invalid_output: Mapping[str, Any] | None = None
     then: tuple[Stage, ...] = ()
     traceparent: str | None = None
+
+
+def request_of(given: Mapping[str, Any], **own: Any) -> BatchRequest:
+    """What one way in asks for: what was given for options, by their names, and its ``own`` fields.
+
+    Raises RequestRefused for stages and durations that cannot be read.
+    """
+    fields = as_fields(given)
+    if model := fields.pop("model", None):
+        fields["models"] = (model,)
+    if (lifetime := fields.pop("output_expires_after", None)) is not None:
+        fields["output_lifetime_seconds"] = _lifetime(lifetime)
+    if "then" in fields:
+        fields["then"] = stages_of(fields["then"])
+    return BatchRequest(**fields, **own)
+
+
+def _lifetime(asked: str | int) -> int:
+    """The seconds after which result files expire, where seconds have been checked."""
+    if isinstance(asked, int):
+        return asked
+    seconds = parse_duration(asked, param="output_expires_after")
+    if not LEAST_LIFETIME_SECONDS <= seconds <= FILE_LIFETIME_SECONDS:
+        raise RequestRefused(
+            "output_expires_after must be between 1h and 30d.",
+            param="output_expires_after",
+            code="invalid_value",
+        )
+    return seconds
 
 
 async def create_batch(

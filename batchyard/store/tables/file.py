@@ -14,7 +14,8 @@ from batchyard.database.columns import Record, Row
 from batchyard.wire import File, new_file_id
 
 FILE_LIFETIME_SECONDS: Final = 2_592_000
-"""30 days, as at OpenAI."""
+"""30 days, as at OpenAI: what is usual, and the most that may be asked for."""
+LEAST_LIFETIME_SECONDS: Final = 3600
 
 
 class _FileColumns(Record):
