@@ -14,16 +14,13 @@ from email.message import EmailMessage
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from batchyard.batches.facts import error_words, facts_of
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs.printable import printable
-from batchyard.logs.time_words import duration, moment
-from batchyard.results.line_errors import count_words
-from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchyard.batch_error import BatchError
     from batchyard.results.line_errors import ErrorCount
     from batchyard.wire import Batch
 
@@ -70,10 +67,11 @@ def batch_email(
     done = f"{counts.completed}/{counts.total}"
     subject = f"{batch.status.value.capitalize()} {done}: {batch.id}"
     content = _Content(f"Batch {batch.id} {_ENDED[batch.status]}.")
-    content.table(_facts(batch, errors))
+    facts = facts_of(batch, errors)
+    content.table([(name, facts[name]) for name in facts if name != "Window"])
     if batch.status is BatchStatus.FAILED and batch.errors is not None:
         content.heading("Why")
-        content.items([_error_words(error) for error in batch.errors.data[:_MAX_ERRORS]])
+        content.items([error_words(error) for error in batch.errors.data[:_MAX_ERRORS]])
         if len(batch.errors.data) > _MAX_ERRORS:
             content.paragraph(f"And {len(batch.errors.data) - _MAX_ERRORS} more.")
     files = [("results", batch.output_file_id), ("errors", batch.error_file_id)]
@@ -145,43 +143,6 @@ def given_up_email(given_up: GivenUp, *, to: str, sender: str, delivery_id: str)
 
 
 # -- what is said -------------------------------------------------------------------------------
-
-
-def _facts(batch: Batch, errors: Sequence[ErrorCount]) -> list[tuple[str, str]]:
-    counts, usage = batch.request_counts, batch.usage
-    ended = ended_at(batch)
-    neither = counts.total - counts.completed - counts.failed
-    unanswered = f", {neither:,} unanswered" if neither > 0 else ""
-    facts = [
-        ("Created", moment(batch.created_at)),
-        ("Ended", "unknown" if ended is None else moment(ended)),
-        ("Duration", _duration(batch)),
-        (
-            "Requests",
-            f"{counts.total:,}: {counts.completed:,} completed, {counts.failed:,} failed"
-            + unanswered,
-        ),
-        ("Failed with", count_words(errors) or None),
-        (
-            "Tokens",
-            f"{usage.total_tokens:,}: {usage.input_tokens:,} in, {usage.output_tokens:,} out",
-        ),
-        ("Endpoint", batch.endpoint),
-        ("Model", batch.model),
-        ("Results", batch.output_file_id),
-        ("Errors", batch.error_file_id),
-    ]
-    return [(name, value) for name, value in facts if value is not None]
-
-
-def _duration(batch: Batch) -> str:
-    ended = ended_at(batch)
-    return "unknown" if ended is None else duration(max(0, ended - batch.created_at), exact=True)
-
-
-def _error_words(error: BatchError) -> str:
-    where = "" if error.line is None else f"line {error.line}: "
-    return f"{where}{error.code}: {error.message}"
 
 
 def _python_line(name: str, file_id: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from batchyard.batch.prices import cost_words
+from batchyard.batches.facts import facts_of, token_words
 from batchyard.errors import RecordNotFound
 from batchyard.files.failures import Findings, find
 from batchyard.lifecycle import STOPPABLE, TERMINAL
@@ -17,7 +18,6 @@ from batchyard.page.words import (
     clock_time,
     compact,
     count,
-    line_count,
     name_of,
     short_duration,
     size,
@@ -133,12 +133,8 @@ async def batch_page(
 
 def _facts(listed: ListedBatch) -> list[tuple[str, str]]:
     batch = listed.batch
-    tokens = ""
-    if listed.input_tokens or listed.output_tokens:
-        tokens = (
-            f"{count(listed.input_tokens)} in, of which {count(listed.cached_tokens)} from the "
-            f"cache; {count(listed.output_tokens)} out"
-        )
+    known = facts_of(batch.to_wire())
+    tokens = token_words(listed.input_tokens, listed.cached_tokens, listed.output_tokens)
     estimate = f"about {compact(batch.token_estimate)} by the plan" if batch.token_estimate else ""
     facts = [
         ("Batch", batch.id),
@@ -146,14 +142,9 @@ def _facts(listed: ListedBatch) -> list[tuple[str, str]]:
         ("Endpoint", batch.endpoint),
         ("Tokens", tokens or estimate),
         ("Cost", cost_words(batch)),
-        ("Window", f"{batch.completion_window}, until {moment(batch.expires_at)}"),
+        ("Window", known["Window"]),
         ("Retry of", batch.retry_of or ""),
-        (
-            "Copies",
-            f"{line_count(batch.deduplicated_requests)} with the answer of an identical one",
-        )
-        if batch.deduplicated_requests
-        else ("Copies", ""),
+        ("Copies", known.get("Copies", "")),
         ("Flow run", batch.flow_run_id or ""),
         *(("Warning", each.message) for each in batch.warnings),
     ]

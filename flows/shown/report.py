@@ -5,13 +5,13 @@ No prompt, answer, URL query or key is in either.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard.batch.prices import cost_words
+from batchyard.batches.facts import facts_of
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.logs.time_words import duration
-from batchyard.results.line_errors import count_words
 from batchyard.services.places import places_of
 from flows.shown.artifacts import create_artifact
 from flows.shown.plot import speed_plot
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from flows.shown.run_history import RunHistory
 
 log = event_logger(__name__)
+
+_AMONG_FILES: Final = {"Results", "Errors"}
+"""Facts that the table of files has."""
 
 
 async def report_batch(services: Services, batch: BatchRecord, history: RunHistory) -> None:
@@ -45,21 +48,10 @@ def _headline(batch: BatchRecord) -> str:
 
 
 async def _report(services: Services, batch: BatchRecord, history: RunHistory) -> str:
-    counts, usage = batch.counts, batch.usage
-    rows = [
-        ("Model", _cell(batch.model or "–")),
-        ("Endpoint", batch.endpoint),
-        ("Requests", f"{counts.total:,}"),
-        ("Succeeded", f"{counts.completed:,}"),
-        ("Failed", f"{counts.failed:,}"),
-        *_failed_with(batch),
-        *_shared(batch),
-        ("Input tokens", f"{usage.input_tokens:,}"),
-        ("– of these from cache", f"{usage.input_tokens_details.cached_tokens:,}"),
-        ("Output tokens", f"{usage.output_tokens:,}"),
-        *_cost(batch),
-        *_speed(batch, history),
-    ]
+    # Codes and counts only: an engine's message may quote a prompt.
+    facts = facts_of(batch.to_wire(), batch.options.error_counts)
+    rows = [(name, _cell(text)) for name, text in facts.items() if name not in _AMONG_FILES]
+    rows += [*_cost(batch), *_speed(batch, history)]
     page = services.settings.page_of(batch.id)
     name = f"[{batch.id}]({page})" if page else batch.id
     lines = [f"# {_headline(batch).capitalize()}", ""]
@@ -74,18 +66,6 @@ async def _report(services: Services, batch: BatchRecord, history: RunHistory) -
         lines += [f"| {e.line or '–'} | {e.code} | {_cell(e.message)} |" for e in batch.errors]
     lines += ["", "## Files", "", "| File | Id | Where |", "|---|---|---|"]
     return "\n".join([*lines, *await _files(services, batch)])
-
-
-def _failed_with(batch: BatchRecord) -> list[tuple[str, str]]:
-    """Codes and counts only: an engine's message may quote a prompt."""
-    words = count_words(batch.options.error_counts)
-    return [("Failed with", words)] if words else []
-
-
-def _shared(batch: BatchRecord) -> list[tuple[str, str]]:
-    if not batch.options.deduplicate:
-        return []
-    return [("Answered by an identical request", f"{batch.deduplicated_requests:,}")]
 
 
 def _cost(batch: BatchRecord) -> list[tuple[str, str]]:

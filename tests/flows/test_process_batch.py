@@ -153,8 +153,7 @@ async def test_the_report_shows_counts_tokens_and_files(
     assert state.message.startswith("completed: 9 of 10 requests succeeded, 1 failed: 1 × 400")
     artifacts = await artifacts_of(batch.flow_run_id)
     report = artifacts["markdown"]
-    assert "| Succeeded | 9 |" in report
-    assert "| Failed | 1 |" in report
+    assert "| Requests | 9 succeeded, 1 failed, 10 in all |" in report
     assert "| Failed with | 1 × 400" in report
     assert f"{batch.usage.input_tokens:,}" in report
     assert str(batch.output_file_id) in report
@@ -175,7 +174,7 @@ async def test_the_report_says_how_many_lines_have_an_identical_ones_answer(
     assert state.is_completed()
     assert engine.executed == 1
     report = (await artifacts_of(batch.flow_run_id))["markdown"]
-    assert "| Answered by an identical request | 9 |" in report
+    assert "| Copies | 9 with the answer of an identical request |" in report
 
 
 async def test_a_refused_input_ends_the_run_as_failed_with_the_first_error(

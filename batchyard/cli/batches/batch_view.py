@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from batchyard.batches import facts
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.logs.printable import printable
 
@@ -26,14 +27,9 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
 
 
 def error_words(error: BatchError) -> str:
-    """``line 3: invalid_json_line: …``; without the line, where the error has none.
-
-    A message may repeat what a client's template or file says, so it is made printable. It may
-    have several lines: the end of an engine's log.
-    """
-    where = f"line {error.line}: " if error.line is not None else ""
-    message = "\n".join(map(printable, error.message.split("\n")))
-    return f"{where}{error.code}: {message}"
+    """The error for a terminal: a message may repeat what a client's template or file says, and
+    may have several lines, as the end of an engine's log."""
+    return "\n".join(map(printable, facts.error_words(error).split("\n")))
 
 
 def status_words(batch: BatchRecord) -> str:

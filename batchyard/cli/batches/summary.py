@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from batchyard.batch.prices import cost_words
+from batchyard.batches.facts import facts_of
 from batchyard.cli.batches.batch_view import error_words, status_words
 from batchyard.files.failures import errors_by_code
 from batchyard.lifecycle import TERMINAL, BatchStatus
@@ -61,14 +62,9 @@ async def describe(services: Services, batch: BatchRecord) -> str:
 
 
 def _open_lines(batch: BatchRecord, now: float) -> list[str]:
-    counts = batch.counts
-    left = counts.total - counts.completed - counts.failed
-    end = relative(batch.expires_at - now)
     about = {
-        "window": f"{batch.completion_window}, ends {end}",
-        "requests": f"{counts.completed:,} succeeded, {counts.failed:,} failed, {left:,} left"
-        if counts.total
-        else "",
+        "window": f"{batch.completion_window}, ends {relative(batch.expires_at - now)}",
+        "requests": facts_of(batch.to_wire()).get("Requests", ""),
         "cost": cost_words(batch),
         "waits": batch.wait_reason or "",
         "done": f"{relative(max(0.0, batch.eta_at - now))}, by forecast" if batch.eta_at else "",
@@ -97,26 +93,13 @@ async def summarise(
 
     A file that is not where the user wanted it is where it is kept. ``most_errors`` None: all.
     """
-    counts, usage = batch.counts, batch.usage
+    facts = facts_of(batch.to_wire())
     lines = [f"{batch.id} {_ended(batch)}."]
-    if counts.completed or counts.failed or batch.output_file_id:
-        lines.append(
-            f"  requests  {counts.completed:,} succeeded, {counts.failed:,} failed, "
-            f"{counts.total:,} in all"
-        )
+    if batch.completed or batch.failed or batch.output_file_id:
+        lines += _aligned({"requests": facts["Requests"]})
     lines += await _failed_lines(services, batch)
-    if batch.deduplicated_requests:
-        lines.append(
-            f"            {batch.deduplicated_requests:,} with the answer of an identical request"
-        )
-    if usage.total_tokens:
-        lines.append(
-            f"  tokens    {usage.input_tokens:,} in "
-            f"({usage.input_tokens_details.cached_tokens:,} from cache), "
-            f"{usage.output_tokens:,} out"
-        )
-    if cost := cost_words(batch):
-        lines.append(f"  cost      {cost}")
+    lines += _aligned({"": facts.get("Copies", "")})
+    lines += _aligned({"tokens": facts.get("Tokens", ""), "cost": cost_words(batch)})
     wanted = await places_of(services, batch.id)
     undelivered = batch.undelivered or {}
     for name, kind, file_id, location in (

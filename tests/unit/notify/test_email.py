@@ -83,8 +83,8 @@ def test_the_plain_text_says_how_the_batch_ended_and_how_to_get_its_files() -> N
         "Created   2026-11-20 22:00:00 UTC\n"
         "Ended     2026-11-20 23:02:03 UTC\n"
         "Duration  1 h 2 min 3 s\n"
-        "Requests  1,200: 1,190 completed, 10 failed\n"
-        "Tokens    39,600: 34,000 in, 5,600 out\n"
+        "Requests  1,190 succeeded, 10 failed, 1,200 in all\n"
+        "Tokens    34,000 in (0 from cache), 5,600 out\n"
         "Endpoint  /v1/chat/completions\n"
         "Model     tiny-chat\n"
         "Results   file-output\n"
@@ -168,7 +168,7 @@ def test_unanswered_requests_are_counted() -> None:
     counts = RequestCounts(total=10, completed=4, failed=1)
     message = email_of(ended_batch(BatchStatus.EXPIRED, request_counts=counts))
 
-    assert "Requests  10: 4 completed, 1 failed, 5 unanswered\n" in part(message, "plain")
+    assert "Requests  4 succeeded, 1 failed, 5 unanswered, 10 in all\n" in part(message, "plain")
 
 
 def test_a_batch_without_files_offers_none() -> None:
