@@ -16,6 +16,7 @@ from rich.text import Text
 from batchyard import intervals
 from batchyard.batch.prices import cost_words
 from batchyard.cli.batches.batch_view import batch_object, error_words, status_words
+from batchyard.cli.terminal import options
 from batchyard.cli.terminal.as_json import print_lines
 from batchyard.cli.terminal.offline import offline_services
 from batchyard.cli.terminal.table import make_table, user_text, write_table
@@ -52,10 +53,8 @@ def list_batches(
     everything: Annotated[
         bool, typer.Option("--all", help="Also list batches that have ended.")
     ] = False,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
-    limit: Annotated[
-        int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
-    ] = 50,
+    tenant: Annotated[str | None, options.ONLY_TENANT] = None,
+    limit: Annotated[int, options.LIMIT] = 50,
     watch: Annotated[
         bool,
         typer.Option("--watch", "-w", help="Keep the list up to date until Ctrl-C."),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from batchyard.cli.terminal import options
 from batchyard.cli.terminal.as_json import LINES, OBJECT, print_lines, print_object
 from batchyard.cli.terminal.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.terminal.offline import offline_services
@@ -32,13 +33,11 @@ app = typer.Typer(help="List, show and resend webhooks and e-mails.", no_args_is
 
 @app.command("list")
 def list_deliveries(
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    tenant: Annotated[str | None, options.ONLY_TENANT] = None,
     batch: Annotated[str | None, typer.Option(help="Only this batch.")] = None,
     endpoint: Annotated[str | None, typer.Option(help="Only this endpoint.")] = None,
     status: Annotated[DeliveryStatus | None, typer.Option(help="Only this status.")] = None,
-    limit: Annotated[
-        int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
-    ] = 50,
+    limit: Annotated[int, options.LIMIT] = 50,
     as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """List deliveries with their status, newest first."""

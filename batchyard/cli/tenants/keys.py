@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchyard.cli.tenants.local_key import local_key_file, login_link
+from batchyard.cli.terminal import options
 from batchyard.cli.terminal.as_json import LINES, OBJECT, print_lines, print_object
 from batchyard.cli.terminal.offline import offline_services
 from batchyard.cli.terminal.options import DEFAULT_PORT, PORT_VARIABLE
@@ -73,7 +74,7 @@ def create(
 
 @app.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    tenant: Annotated[str | None, options.ONLY_TENANT] = None,
     as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """List keys, oldest first, including revoked ones."""

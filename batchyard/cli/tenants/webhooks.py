@@ -59,10 +59,8 @@ def create(
 
 @app.command("list")
 def list_endpoints(
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
-    limit: Annotated[
-        int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
-    ] = 50,
+    tenant: Annotated[str | None, options.ONLY_TENANT] = None,
+    limit: Annotated[int, options.LIMIT] = 50,
     as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """List endpoints, newest first, including disabled ones and the reason."""

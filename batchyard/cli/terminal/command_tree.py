@@ -14,10 +14,11 @@ import typer
 import batchyard
 from batchyard.cli.terminal.exit_status import in_a_line
 from batchyard.cli.terminal.metavars import name_values
-from batchyard.cli.terminal.panels import SUMMARIES, arrange, list_options_plainly
+from batchyard.cli.terminal.panels import NAMED, arrange, list_options_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.metadata import EntryPoints
 
 ENTRY_POINTS: Final = "batchyard.commands"
 _OURS: Final = {
@@ -79,8 +80,8 @@ def make_app(words: Sequence[str] | None = None) -> typer.Typer:
             _add_ours(app, name)
         _add_installed(app, None)
         return app
-    named = next((word for word in words if not word.startswith("-")), "")
-    for name in SUMMARIES.keys() - {named}:
+    named = _named(words)
+    for name in set(NAMED) - {named}:
         app.command(name)(_is_not_named)
     if named in _OURS:
         _add_ours(app, named)
@@ -92,10 +93,27 @@ def make_app(words: Sequence[str] | None = None) -> typer.Typer:
 def make_command(words: Sequence[str] | None = None) -> Any:
     """The same as Click has it, arranged for people."""
     command = typer.main.get_command(make_app(words))
-    arrange(command)
+    # Only the list of all commands shows summaries, and to read them takes time.
+    arrange(command, None if words and _named(words) else _summary)
     name_values(command)
     list_options_plainly(command)
     return command
+
+
+def _named(words: Sequence[str]) -> str:
+    """The command that a command line names; empty: none."""
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+def _summary(name: str) -> str:
+    """How the help of a command begins."""
+    from batchyard.cli.docstrings import first_paragraph  # noqa: PLC0415 - only for the list
+
+    if name in _OURS:
+        return first_paragraph(f"batchyard.cli.{_OURS[name]}")
+    wanted = _ADDED_WITH.get(name, name)
+    places = [f"{each.module}:{name}" for each in _installed() if each.name == wanted]
+    return first_paragraph(places[0]) if places else ""
 
 
 def _add_ours(app: typer.Typer, name: str) -> None:
@@ -104,17 +122,21 @@ def _add_ours(app: typer.Typer, name: str) -> None:
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name)
     else:
-        app.command(name, hidden=name not in SUMMARIES, context_settings=_SETTINGS.get(name))(found)
+        app.command(name, hidden=name not in NAMED, context_settings=_SETTINGS.get(name))(found)
 
 
 def _add_installed(app: typer.Typer, named: str | None) -> None:
     """Add the commands of entry points: the named one with those that no list has, or all."""
+    wanted = _ADDED_WITH.get(named or "", named)
+    for found in _installed():
+        if wanted is None or found.name == wanted or found.name not in NAMED:
+            found.load()(app)
+
+
+def _installed() -> EntryPoints:
     from importlib.metadata import entry_points  # noqa: PLC0415 - most commands are ours
 
-    wanted = _ADDED_WITH.get(named or "", named)
-    for found in entry_points(group=ENTRY_POINTS):
-        if wanted is None or found.name == wanted or found.name not in SUMMARIES:
-            found.load()(app)
+    return entry_points(group=ENTRY_POINTS)
 
 
 def _is_not_named() -> None:

@@ -35,6 +35,8 @@ ERRORS = typer.Option(
     help="Where failed lines go: path, s3://bucket/key or presigned PUT URL.",
 )
 TENANT = typer.Option(help="The tenant's name.")
+ONLY_TENANT = typer.Option(help="Only this tenant.")
+LIMIT = typer.Option(help="How many to list, newest first.", min=1, max=10_000)
 CLIENT_RULES = typer.Option(
     "--client-rules/--no-client-rules",
     help="Refuse the fields and media URLs that clients of the API may not send.",
