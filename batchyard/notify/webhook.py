@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
+from standardwebhooks import Webhook
 
 from batchyard import __version__
 from batchyard.errors import LocationRefused
 from batchyard.notify.outcome import SendOutcome
-from batchyard.notify.signing import signed_headers
 from batchyard.web.address import AddressRefused
 from batchyard.web.retry_after import retry_after_seconds
 from batchyard.web.session import web_session
@@ -176,3 +176,26 @@ def _in_our_words(error: Exception) -> str:
             return "the receiver's answer is not HTTP"
         case _:
             return "the connection to the receiver broke"
+
+
+def signed_headers(
+    body: bytes, *, delivery_id: str, at: datetime, secrets: Sequence[str]
+) -> dict[str, str]:
+    """The three headers of one attempt, by Standard Webhooks, as OpenAI's SDKs check them.
+
+    ``delivery_id`` is the same for every attempt; ``at``, in UTC, is this one's time. One
+    signature for each of ``secrets`` (``whsec_…``), of which a receiver needs to know one.
+    Raises ``ValueError`` without any.
+    """
+    if not secrets:
+        raise ValueError("A webhook is signed with at least one secret.")
+    # The library takes the clock's face for UTC, whatever the time zone.
+    if at.utcoffset() != timedelta(0):
+        raise ValueError("The time of a signature is in UTC.")
+    text = body.decode()
+    signatures = [Webhook(secret).sign(delivery_id, at, text) for secret in secrets]
+    return {
+        "webhook-id": delivery_id,
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": " ".join(signatures),
+    }

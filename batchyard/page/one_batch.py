@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,6 @@ from batchyard.lifecycle import STOPPABLE, TERMINAL
 from batchyard.logs.time_words import moment
 from batchyard.page.batch_rows import BatchRow, row_of
 from batchyard.page.charts import Charts, charts_of
-from batchyard.page.snippets import snippets_of
 from batchyard.page.words import (
     clock_time,
     compact,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from batchyard.store.overview import ListedBatch
 
 _MOST_DELIVERIES: Final = 50
+_CURL: Final = 'curl -H "Authorization: Bearer $OPENAI_API_KEY"'
 _MOMENTS: Final = (
     ("created_at", "created"),
     ("in_progress_at", "planned, lines may run"),
@@ -120,7 +121,7 @@ async def batch_page(
         findings=await find(services, batch),
         files=[each for each in await _files(services, batch) if each is not None],
         deliveries=[_delivery(each, now) for each in deliveries],
-        snippets=snippets_of(batch, base_url),
+        snippets=_snippets(batch, base_url),
         running=count(listed.running) if listed.running else "",
         is_paused=batch.paused_at is not None,
         can_steer=batch.status in STOPPABLE,
@@ -219,3 +220,26 @@ def _delivery(delivery: DeliveryRecord, now: float) -> DeliveryRow:
         detail=detail,
         can_replay=not is_pending,
     )
+
+
+def _snippets(batch: BatchRecord, base_url: str) -> list[tuple[str, str]]:
+    """How to get at it from elsewhere, without a key: name and text of each.
+
+    ``base_url`` is where this page was loaded from.
+    """
+    url = f"{base_url}/v1"
+    has_output = batch.output_file_id is not None
+    curl = f"{_CURL} \\\n{shlex.quote(f'{url}/batches/{batch.id}')}"
+    python = [
+        "from openai import OpenAI",
+        "",
+        f'client = OpenAI(base_url="{url}")  # and OPENAI_API_KEY',
+        f'batch = client.batches.retrieve("{batch.id}")',
+    ]
+    command = f"batchyard watch {batch.id}"
+    if has_output:
+        file = f"{url}/files/{batch.output_file_id}/content"
+        curl = f"{_CURL} -o results.jsonl \\\n{shlex.quote(file)}"
+        python.append("client.files.content(batch.output_file_id).write_to_file('results.jsonl')")
+        command = f"batchyard results {batch.id} -o results.jsonl"
+    return [("curl", curl), ("Python", "\n".join(python)), ("CLI", command)]

@@ -8,8 +8,7 @@ import pytest
 import typer
 
 from batchyard.cli import batch_options
-from batchyard.cli.batch_options import parse_metadata
-from batchyard.cli.batches.chain_file import read_chain
+from batchyard.cli.batch_options import parse_metadata, read_chain
 from batchyard.cli.tenants import quota
 from batchyard.engine.objective import Objective
 from batchyard.engine.remote.remote import RemoteEngine

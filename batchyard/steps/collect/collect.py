@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines.framing import custom_id_of, read_lines
 from batchyard.logs import event_logger
-from batchyard.processes.in_order import in_order
 from batchyard.results.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key, result_key, stage_prefix
@@ -30,7 +30,7 @@ from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
 from batchyard.wire import RequestCounts, TokenUsage, result_file_id, stage_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
     from pathlib import Path
     from typing import Literal
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 log = event_logger(__name__)
+
+T = TypeVar("T")
 
 _READ_AT_ONCE = 4
 """Segments; each has sixteen mebibytes and a line, at most."""
@@ -253,3 +255,28 @@ async def _write_lines(
         tenant=batch.tenant,
         lifetime_seconds=batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS,
     )
+
+
+async def in_order(
+    work: AsyncGenerator[Coroutine[Any, Any, T]], *, at_once: int
+) -> AsyncGenerator[T]:
+    """Run what ``work`` yields, up to ``at_once`` at a time; yield the results in its order.
+
+    Raises what the first of them raises; then, and when it is closed, the others are cancelled, and
+    it waits until they have ended.
+    """
+    running: deque[asyncio.Task[T]] = deque()
+    try:
+        async with contextlib.aclosing(work):
+            async for each in work:
+                running.append(asyncio.create_task(each))
+                if len(running) == at_once:
+                    yield await running[0]
+                    running.popleft()
+        while running:
+            yield await running[0]
+            running.popleft()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -13,7 +13,7 @@ from openai.types.webhooks import BatchCompletedWebhookEvent
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from batchyard.notify.event import batch_data, event_body
-from batchyard.notify.signing import signed_headers
+from batchyard.notify.webhook import signed_headers
 from batchyard.wire import new_signing_secret
 from tests.services.node import run_node
 from tests.unit.notify.batches import BATCH_ID, ended_batch
