@@ -38,8 +38,11 @@ SELDOM_NEEDED = {
     *("aiosmtplib", "alembic", "boto3", "botocore", "fastapi", "jinja2", "jsonschema", "numpy"),
     *("opentelemetry", "prefect", "prometheus_client", "pyarrow", "urllib3", "uvicorn", "yaml"),
 }
-RUN_BY_THE_ENGINE = sorted((ROOT / "batchyard/engine/middleware").glob("*.py"))
-"""vLLM loads these into its own process, in an environment where Batchyard is not installed."""
+RUN_BY_THE_ENGINE = [
+    *sorted((ROOT / "batchyard/engine/middleware").glob("*.py")),
+    ROOT / "batchyard/processes/child_loop.py",
+]
+"""These run in the engine's environment, where Batchyard is not installed."""
 
 
 def from_root(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A program: joins a batch's results to its rows. ``python -m batchyard.datasets.join < JOB``.
+"""A program: joins a batch's results to its rows.
 
 The input, both result files and the rows are in one order, so one walk over them needs no memory
 of any. A row without an answer keeps its place.
@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from batchyard.datasets.jobs import TABLE_FILE, JoinJob
-from batchyard.datasets.program import run_program
+from batchyard.datasets.program import done
 from batchyard.datasets.tables import Refused, RowsWriter, read_rows, schema_of
 from batchyard.lines.framing import custom_id_of, read_lines
 from batchyard.results.answer_checks import finish_reasons, text_of
@@ -24,6 +24,8 @@ from batchyard.results.results import head_of, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from batchyard.processes.child_loop import Answers
 
 _PART_ROWS: Final = 1024
 _PART_BYTES: Final = 16 * 1024**2
@@ -45,8 +47,13 @@ _STATUS_OF_CODE: Final = {"batch_expired": "expired", "batch_cancelled": "cancel
 _decode = msgspec.json.Decoder().decode
 
 
-def main(job: JoinJob) -> None:
-    """Raises :class:`Refused`, and ``OSError``."""
+def answers(requests: Iterator[bytes]) -> Answers:
+    """The answer to the one :class:`~.jobs.JoinJob`."""
+    return done(JoinJob, _join, requests)
+
+
+def _join(job: JoinJob) -> Iterator[bytes]:
+    """Yields nothing: the table is a file. Raises :class:`Refused`, and ``OSError``."""
     columns = _COLUMNS | (_EMBEDDING if job.has_embeddings else {})
     of_rows = schema_of([Path(job.rows)]) if job.rows is not None else pa.schema([])
     if _CUSTOM_ID in of_rows.names:
@@ -63,6 +70,7 @@ def main(job: JoinJob) -> None:
             for piece in rows.joined_to(results):
                 table.add(pa.RecordBatch.from_arrays(piece, schema=schema))
     rows.check_end()
+    yield from ()
 
 
 class _Rows:
@@ -249,7 +257,3 @@ def _lines_of(name: str) -> Iterator[bytes]:
 def _changed() -> Refused:
     words = "The rows, the input and the result files do not fit together: one was changed."
     return Refused("invalid_dataset", words)
-
-
-if __name__ == "__main__":
-    run_program(JoinJob, main)

@@ -7,25 +7,23 @@ import importlib.util
 import os
 import signal
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from batchyard.datasets.jobs import REFUSAL_FILE, SYSTEM_ERROR, JoinJob, Refusal, RenderJob
+from batchyard.datasets.jobs import JoinJob, Outcome, RenderJob
 from batchyard.errors import DatasetRefused, RequestRefused
-from batchyard.processes.child_program import ChildProgram, inherited_environment
+from batchyard.processes.child_loop import Limits
+from batchyard.processes.child_program import ChildProgram, ProgramEnded, inherited_environment
 from batchyard.processes.tenant_turns import TenantTurns
-from batchyard.processes.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from pathlib import Path
 
-_BLOCK_BYTES: Final = 1024**2
-_PROGRAMS: Final = {
-    RenderJob: "batchyard.datasets.render",
-    JoinJob: "batchyard.datasets.join",
-}
+_MEMORY_BYTES: Final = 3 * 1024**3
+"""What a program needs is far less, unless a template or a file is made for it."""
+_PROGRAMS: Final = {RenderJob: "render.py", JoinJob: "join.py"}
 _OWN: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -49,8 +47,15 @@ def check_installed() -> None:
         )
 
 
-async def run_job(job: RenderJob | JoinJob, folder: Path, tenant: str) -> AsyncGenerator[bytes]:
-    """Do a job in ``folder``; yields what it writes to standard output.
+async def run_job(
+    job: RenderJob | JoinJob,
+    folder: Path,
+    tenant: str,
+    *,
+    cpu_seconds: int | None = None,
+    file_bytes: int | None = None,
+) -> AsyncGenerator[bytes]:
+    """Do a job in ``folder``; yields the lines that it makes, in blocks.
 
     Of each program one process runs for a tenant at a time: a template that takes long delays its
     own tenant's datasets only. A stream that ends without an error is complete. Raises
@@ -59,48 +64,43 @@ async def run_job(job: RenderJob | JoinJob, folder: Path, tenant: str) -> AsyncG
     generator.
     """
     check_installed()
-    async with _TURNS[type(job)].turn(tenant), aclosing(_run(job, folder)) as blocks:
+    limits = Limits(data_bytes=_MEMORY_BYTES, cpu_seconds=cpu_seconds, file_bytes=file_bytes)
+    async with _TURNS[type(job)].turn(tenant), aclosing(_run(job, folder, limits)) as blocks:
         async for block in blocks:
             yield block
 
 
-async def _run(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:
-    process = await ChildProgram.start(
-        *("-P", "-m", _PROGRAMS[type(job)]),
-        environment=inherited_environment() | _OWN,
-        folder=folder,
-    )
+async def _run(job: RenderJob | JoinJob, folder: Path, limits: Limits) -> AsyncGenerator[bytes]:
+    environment = inherited_environment() | _OWN
+    program = Path(__file__).with_name(_PROGRAMS[type(job)])
+    process = await ChildProgram.start(program, limits, environment=environment, folder=folder)
     try:
-        process.stdin.write(msgspec.json.encode(job))
-        process.stdin.close()
-        while block := await process.stdout.read(_BLOCK_BYTES):
-            yield block
-        code = await process.ended()
+        await process.send(msgspec.json.encode(job))
+        while not (part := await process.receive()).is_last:
+            yield part.data
+    except ProgramEnded as ended:
+        raise _refusal(ended) from None
     finally:
         await process.end()
-    if not code:
-        return
-    if code == SYSTEM_ERROR + errno.EFBIG:
+    outcome = msgspec.json.decode(part.data, type=Outcome)
+    if outcome.error_number == errno.EFBIG:
         # Its own limit, and not a disk that is full and will have room later.
         raise DatasetRefused("The dataset's rows take too much room.", code="template_limit")
-    if code > SYSTEM_ERROR:
-        raise OSError(code - SYSTEM_ERROR, os.strerror(code - SYSTEM_ERROR))
-    refusal = await in_thread(_why, code, folder)
-    raise DatasetRefused(refusal.message, code=refusal.code)
+    if outcome.error_number:
+        raise OSError(outcome.error_number, os.strerror(outcome.error_number))
+    if outcome.code:
+        raise DatasetRefused(outcome.message, code=outcome.code)
 
 
-def _why(code: int, folder: Path) -> Refusal:
-    try:
-        return msgspec.json.decode((folder / REFUSAL_FILE).read_bytes(), type=Refusal)
-    except (OSError, msgspec.DecodeError):
-        pass
-    if -code in {signal.SIGXCPU, signal.SIGKILL}:
-        return Refusal(
-            "template_limit",
+def _refusal(ended: ProgramEnded) -> DatasetRefused:
+    if -ended.code in {signal.SIGXCPU, signal.SIGKILL}:
+        return DatasetRefused(
             "The dataset takes too much processor time or memory: its template may do too much "
             "for a row.",
+            code="template_limit",
         )
-    ended = f"signal {-code}" if code < 0 else f"exit status {code}"
-    return Refusal(
-        "invalid_dataset", f"The dataset cannot be read: the process that reads it fails ({ended})."
+    how = f"signal {-ended.code}" if ended.code < 0 else f"exit status {ended.code}"
+    return DatasetRefused(
+        f"The dataset cannot be read: the process that reads it fails ({how}).",
+        code="invalid_dataset",
     )

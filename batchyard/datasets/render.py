@@ -1,6 +1,6 @@
-"""A program: turns rows into request lines. ``python -m batchyard.datasets.render < JOB``.
+"""A program: turns rows into request lines.
 
-The lines go to standard output as they are made, and the rows, as they were read, to a Parquet
+The lines are parts of its answer as they are made, and the rows, as they were read, to a Parquet
 file in the working folder. A row that makes no body becomes a line that says why: the validator
 takes it for a bad one. Templates are the clients', so each row has a limit of processor time; where
 the interpreter does not come to stop it, in one long call, the kernel ends the process.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import resource
 import signal
-import sys
 import time
 import traceback
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from jinja2 import TemplateError, meta
 
 from batchyard.datasets.jobs import ROWS_FILE, RenderJob
 from batchyard.datasets.json_rows import JsonLines, Row, UnusableRow
-from batchyard.datasets.program import run_program
+from batchyard.datasets.program import done
 from batchyard.datasets.tables import (
     Refused,
     RowsWriter,
@@ -42,11 +41,14 @@ if TYPE_CHECKING:
 
     from jinja2 import Template
 
+    from batchyard.processes.child_loop import Answers
+
 ROW_SECONDS: Final = 1.0
 """Of processor time, for one row; thousands of rows take as long."""
 _COMPILE_SECONDS: Final = 2.0
 _STUCK_SECONDS: Final = 3
 """After so many in one row, the kernel ends the process."""
+_BLOCK_BYTES: Final = 1 << 16
 _CUSTOM_ID: Final = "custom_id"
 _ROW: Final = "row"
 _SOURCE_NAME: Final = "<template>"
@@ -67,22 +69,38 @@ class _TooSlow(BaseException):
     """Not an ``Exception``, which a filter might catch."""
 
 
-def main(job: RenderJob) -> None:
+def answers(requests: Iterator[bytes]) -> Answers:
+    """The answer to the one :class:`~.jobs.RenderJob`: its lines, in blocks."""
+    signal.signal(signal.SIGPROF, _stop)
+    return done(RenderJob, _render, requests)
+
+
+def _render(job: RenderJob) -> Iterator[bytes]:
     """Raises :class:`Refused`, and ``OSError``."""
     schema, pieces = _opened([Path(each) for each in job.files])
     renderer = Renderer(job, schema)
-    out = sys.stdout.buffer
     with RowsWriter(Path(ROWS_FILE), schema) as rows:
         number = 0
         for batch, written in pieces:
             rows.add(batch)
             values = renderer.values(written) if isinstance(written, pa.RecordBatch) else written
-            out.writelines(renderer.lines(values, number + 1))
+            yield from _blocks(renderer.lines(values, number + 1))
             number += batch.num_rows
             if number > job.most_rows:
                 # The validator refuses it for that.
                 break
-    out.flush()
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines, many together."""
+    block = bytearray()
+    for line in lines:
+        block += line
+        if len(block) >= _BLOCK_BYTES:
+            yield bytes(block)
+            block.clear()
+    if block:
+        yield bytes(block)
 
 
 def _opened(
@@ -281,8 +299,3 @@ def _line_of(error: Exception) -> int | None:
     """Of the template."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((each.lineno for each in reversed(frames) if each.filename == _SOURCE_NAME), None)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGPROF, _stop)
-    run_program(RenderJob, main)

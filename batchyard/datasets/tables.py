@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from batchyard.datasets.jobs import Refusal
+from batchyard.datasets.jobs import Outcome
 from batchyard.datasets.values import (
     from_json,
     json_text,
@@ -40,7 +40,7 @@ class Refused(Exception):
     """The data is not what this program can work with."""
 
     def __init__(self, code: str, message: str) -> None:
-        self.refusal = Refusal(code, message)
+        self.outcome = Outcome(code, message)
         super().__init__(message)
 
 

@@ -2,32 +2,27 @@
 
 Jinja2's sandbox keeps a template from the interpreter, not from its time and memory. So it is only
 parsed by :func:`check_template`, which evaluates nothing, and rendered in processes with limits:
-those of datasets by :mod:`batchyard.datasets.render`, those of chains by this file (:func:`main`).
+those of datasets by :mod:`batchyard.datasets.render`, those of chains by this file
+(:func:`answers`).
 
-The process reads a frame with ``{"source": …}`` first, and then groups: a frame with a number, and
-as many frames with the variables of one body each. Each of these is answered with one frame,
-``{"body": {…}}`` or ``{"error": "…"}``, with the ``cpu_seconds`` since the answer before, or with
-``{"is_left": true}`` once the group's bodies have :data:`GROUP_BYTES` or took
-:data:`GROUP_CPU_SECONDS`. A frame is four bytes with its length, the first one the most
-significant, and then JSON. A line that takes too much processor time or memory is an error that
-``is_slow``; one that cannot be interrupted ends the process.
+The process is sent the source first, and then groups, each a list of the variables of one body
+each. A group is answered in JSON with a part for each of its first bodies, ``{"body": {…}}`` or
+``{"error": "…"}``, with the ``cpu_seconds`` since the part before: until the group's bodies have
+:data:`GROUP_BYTES` or took :data:`GROUP_CPU_SECONDS`. A line that takes too much processor time or
+memory is an error that ``is_slow``; one that cannot be interrupted ends the process.
 """
 
 from __future__ import annotations
 
 import base64
-import os
-import resource
 import signal
-import struct
-import sys
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -45,14 +40,12 @@ CPU_SECONDS: Final = 2.0
 _MOST_CPU_SECONDS: Final = 5.0
 """After so many the kernel ends the process, whatever it is in. Seconds of the clock would end
 honest bodies on a busy machine, where they wait for their turn."""
-_MEMORY_BYTES: Final = 1024**3
-_LENGTH: Final = struct.Struct(">I")
-_NICENESS: Final = 5
 _SHOWN_CHARS: Final = 200
 _TOO_LARGE: Final = "what it makes is too large"
 _IN_BLOCKS: Final = ("loop", "caller", "varargs", "kwargs", "self")
 
 _decode = msgspec.json.Decoder().decode
+_decode_group = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder(decimal_format="string").encode
 
 
@@ -193,45 +186,21 @@ def _is_deep(body: dict[str, Any]) -> bool:
 # -- the process ----------------------------------------------------------------------------------
 
 
-def write_frame(message: Any) -> bytes:
-    """The message as a frame."""
-    data = msgspec.json.encode(message)
-    return _LENGTH.pack(len(data)) + data
-
-
-_LEFT: Final = write_frame({"is_left": True})
-
-
-def frame_length(head: bytes) -> int:
-    """How many bytes follow a frame's first four."""
-    return int(_LENGTH.unpack(head)[0])
-
-
-def main() -> None:
-    """Answer frames from the standard input until it ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(_NICENESS)
+def answers(requests: Iterator[bytes]) -> Iterator[tuple[bool, bytes]]:
+    """The parts of each group's answer, with whether one is the last."""
     signal.signal(signal.SIGVTALRM, _interrupt)
     # Not handled: a handler would wait for the end of what cannot be interrupted.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    frames, answers = sys.stdin.buffer, sys.stdout.buffer
-    source = _read_frame(frames)
-    if source is None:
-        return
-    lines = _Lines(_decode(source)["source"])
-    while (count := _read_frame(frames)) is not None:
+    lines = _Lines(next(requests).decode())
+    for group in map(_decode_group, requests):
         size_bytes, began = 0, time.process_time()
-        for _ in range(_decode(count)):
-            variables = _read_frame(frames)
-            if variables is None:
-                return
-            is_left = size_bytes >= GROUP_BYTES or _is_over(began)
-            frame = _LEFT if is_left else lines.answer(_decode(variables))
-            size_bytes += len(frame)
-            answers.write(frame)
-            answers.flush()
+        for number, variables in enumerate(group, 1):
+            made = lines.answer(_decode(variables))
+            size_bytes += len(made)
+            is_full = size_bytes >= GROUP_BYTES or _is_over(began)
+            yield number == len(group) or is_full, made
+            if is_full:
+                break
 
 
 def _is_over(began: float) -> bool:
@@ -249,32 +218,32 @@ class _Lines:
         self._counted_until = time.process_time()
 
     def answer(self, variables: Mapping[str, Any]) -> bytes:
-        """A frame: the body of these, or why there is none."""
+        """The body of these, or why there is none."""
         try:
             _bound(CPU_SECONDS, _MOST_CPU_SECONDS)
             if self._template is None:
                 self._template = BodyTemplate(self._source)
-            frame = self._frame(body=self._template.render(variables))
-            if len(frame) > MAX_BODY_BYTES:
+            made = self._answer(body=self._template.render(variables))
+            if len(made) > MAX_BODY_BYTES:
                 # Its text was not: a number or a character may take more bytes than it had.
-                frame = self._frame(error=_TOO_LARGE)
+                made = self._answer(error=_TOO_LARGE)
         except _TookTooLong:
-            frame = self._frame(error="it takes too long", is_slow=True)
+            made = self._answer(error="it takes too long", is_slow=True)
         except MemoryError:
-            frame = self._frame(error="it takes too much memory", is_slow=True)
+            made = self._answer(error="it takes too much memory", is_slow=True)
         except Exception as error:  # noqa: BLE001 - whatever a client's template does
             # Its text may have half of a character, which the template has made.
             words = str(error).encode(errors="backslashreplace").decode()
-            frame = self._frame(error=words[:500])
+            made = self._answer(error=words[:500])
         finally:
             _bound(0, 0)
-        return frame
+        return made
 
-    def _frame(self, **answer: Any) -> bytes:
+    def _answer(self, **answer: Any) -> bytes:
         now = time.process_time()
-        frame = write_frame(answer | {"cpu_seconds": now - self._counted_until})
+        made = msgspec.json.encode(answer | {"cpu_seconds": now - self._counted_until})
         self._counted_until = now
-        return frame
+        return made
 
 
 class _TookTooLong(BaseException):
@@ -288,15 +257,3 @@ def _interrupt(*_: object) -> NoReturn:
 def _bound(cpu_seconds: float, most_cpu_seconds: float) -> None:
     signal.setitimer(signal.ITIMER_VIRTUAL, cpu_seconds)
     signal.setitimer(signal.ITIMER_PROF, most_cpu_seconds)
-
-
-def _read_frame(stream: BinaryIO) -> bytes | None:
-    """The JSON of the next frame; None at the end."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    return stream.read(frame_length(head))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,1 +1,1 @@
-"""Work of one process and of its children: threads, turns, programs that end with their parent."""
+"""Our own programs that run as child processes: how they are limited, asked and answered."""

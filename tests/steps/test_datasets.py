@@ -21,11 +21,9 @@ from batchyard.control.chains import chain_parts
 from batchyard.datasets import join, json_rows, process, tables
 from batchyard.datasets.files import literal_of, local_files, object_files
 from batchyard.datasets.jobs import (
-    REFUSAL_FILE,
     ROWS_FILE,
     TABLE_FILE,
     JoinJob,
-    ProcessLimits,
     RenderJob,
 )
 from batchyard.delivery.redeliver import deliver_to
@@ -1059,17 +1057,15 @@ async def test_rows_that_are_too_many_for_a_clients_limit_are_refused(tmp_path: 
     """They will never have room, unlike on a disk that is full."""
     path = tmp_path / "rows.parquet"
     pq.write_table(questions(2000), path)
-    job = job_of(path, limits=ProcessLimits(file_bytes=100))
+    blocks = process.run_job(job_of(path), tmp_path, "default", file_bytes=100)
     with pytest.raises(DatasetRefused, match="too much room"):
-        _ = [block async for block in process.run_job(job, tmp_path, "default")]
+        _ = [block async for block in blocks]
 
 
 async def test_a_full_disk_is_no_fault_of_the_dataset(tmp_path: Path) -> None:
-    """It has no room for a file that says so, either."""
     path = tmp_path / "data.parquet"
     pq.write_table(questions(1), path)
     (tmp_path / ROWS_FILE).symlink_to("/dev/full")
-    (tmp_path / REFUSAL_FILE).mkdir()
     with pytest.raises(OSError, match="No space left") as full:
         _ = [block async for block in process.run_job(job_of(path), tmp_path, "default")]
     assert full.value.errno == errno.ENOSPC

@@ -39,25 +39,28 @@ CONTEXT = 64
 LONG = "zqxj" * CONTEXT
 EMBEDDINGS = "/v1/embeddings"
 FAKE = """
-import json, os, signal, sys, time
-setup = json.loads(sys.stdin.readline())
-print(json.dumps({"max_model_len": 64}), flush=True)
-open(setup["model"], "a").write(f"{os.getpid()} ")
-for line in sys.stdin:
-    if "hang" in line:
-        time.sleep(600)
-    if "crash" in line:
-        os.kill(os.getpid(), signal.SIGKILL)
-    print(json.dumps([[1, 1, True, []] for each in json.loads(line)]), flush=True)
+import json, os, signal, time
+def answers(requests):
+    setup = json.loads(next(requests))
+    yield True, json.dumps({"max_model_len": 64}).encode()
+    open(setup["model"], "a").write(f"{os.getpid()} ")
+    for request in requests:
+        if b"hang" in request:
+            time.sleep(600)
+        if b"crash" in request:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield True, json.dumps([[1, 1, True, []] for each in json.loads(request)]).encode()
 """
 """Counts 1 for every line, and hangs or dies on some.
 
 It writes its process ids to a file.
 """
 SILENT = """
-import json, os, sys, time
-open(json.loads(sys.stdin.readline())["model"], "a").write(f"{os.getpid()} ")
-time.sleep(600)
+import json, os, time
+def answers(requests):
+    open(json.loads(next(requests))["model"], "a").write(f"{os.getpid()} ")
+    time.sleep(600)
+    yield
 """
 """Loads its tokenizer forever."""
 

@@ -55,12 +55,13 @@ asyncio.run(main())
 """
 
 COUNTING = """
-import json, os, sys
-json.loads(sys.stdin.readline())
-print(json.dumps({"max_model_len": 64}), flush=True)
-for line in sys.stdin:
-    tokens = 3 if os.environ["TOKEN"] == "secret" else None
-    print(json.dumps([[tokens, tokens, True, []] for _ in json.loads(line)]), flush=True)
+import json, os
+def answers(requests):
+    next(requests)
+    yield True, json.dumps({"max_model_len": 64}).encode()
+    for request in requests:
+        tokens = 3 if os.environ["TOKEN"] == "secret" else None
+        yield True, json.dumps([[tokens, tokens, True, []] for _ in json.loads(request)]).encode()
 """
 """Counts 3 for every line."""
 
@@ -181,10 +182,11 @@ async def test_the_third_end_of_the_process_is_an_error_of_its_batch(
 async def test_a_process_counts_prompts_for_a_deep_validation(
     tmp_path: Path, in_process: None
 ) -> None:
-    counting = tmp_path / "python"
-    counting.write_text(f"#!{sys.executable}\n{COUNTING}")
-    counting.chmod(0o700)
-    program = CounterProgram(counting, {"TOKEN": "secret"}, {"model": "tiny"})
+    counting, python = tmp_path / "counting.py", tmp_path / "python"
+    counting.write_text(COUNTING)
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} $1 {counting} '{{}}'\n")
+    python.chmod(0o700)
+    program = CounterProgram(python, {"TOKEN": "secret"}, {"model": "tiny"})
     async with input_reader(job(tmp_path, GOOD), "acme") as reader:
         found = await reader.check(Check(CHECK.rules, program))
     assert found.deep == DeepFindings(3 * len(GOOD), len(GOOD), max_model_len=64)

@@ -15,6 +15,7 @@ from batchyard.engine.vllm.vllm_options import EngineOptions
 from batchyard.errors import SettingsError
 from batchyard.lines.body_fields import ignored_fields
 from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.processes.child_program import ChildProgram, ProgramEnded
 from batchyard.services.machine.engine_python import engine_python
 
 if TYPE_CHECKING:
@@ -38,25 +39,21 @@ async def ignored_by_vllm(
     try:
         python = engine_python(settings)
         program = counter_program(python, "", EngineOptions(()), {})
-        process = await asyncio.create_subprocess_exec(
-            *(python, SCRIPT.with_name("request_models.py")),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=dict(program.environment),
+        process = await ChildProgram.start(
+            SCRIPT.with_name("request_models.py"),
+            environment=program.environment,
+            python=python,
+            options=(),
         )
     except (SettingsError, OSError):
         return {}
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            said, _ = await process.communicate()
-    except TimeoutError:
+            routes = post_routes(await process.ask(b""))
+    except (TimeoutError, ProgramEnded):
         return {}
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    # Libraries may print something before it.
-    routes = post_routes(said.strip().rpartition(b"\n")[2])
+        await process.end()
     return {} if routes is None else ignored_fields(fields, routes)
 
 

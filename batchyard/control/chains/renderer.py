@@ -5,15 +5,15 @@ See :mod:`batchyard.lines.templates` for what the process does.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
 from batchyard.lines import templates
-from batchyard.lines.templates import BodyNotMade, frame_length, write_frame
-from batchyard.processes.child_program import ChildProgram
+from batchyard.lines.templates import BodyNotMade
+from batchyard.processes.child_loop import Limits
+from batchyard.processes.child_program import ChildProgram, ProgramEnded
 from batchyard.processes.tenant_turns import TenantTurns
 
 if TYPE_CHECKING:
@@ -33,14 +33,13 @@ _LINE_CPU_SECONDS: Final = 0.05
 lines take less than a millisecond."""
 _IDLE_SECONDS: Final = 30.0
 """A process has 20 MiB, and a tenant may have one for each stage of hundreds of chains."""
-_HEAD_BYTES: Final = 4
+_LIMITS: Final = Limits(address_bytes=1024**3, file_bytes=0)
 
 
 class _Rendered(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw()
     error: str | None = None
     is_slow: bool = False
-    is_left: bool = False
     cpu_seconds: float = 0.0
 
 
@@ -100,17 +99,16 @@ class Renderer:
 
     async def _ask(self, variables: Sequence[Mapping[str, Any]]) -> list[bytes | BodyNotMade]:
         """The answers until the process leaves the rest, or ends, which is the last one's fault."""
-        process = self._process or await self._start()
         bodies: list[bytes | BodyNotMade] = []
         try:
-            # All at once: with a turn of the event loop for each, many lines take seconds.
-            process.stdin.writelines(map(write_frame, (len(variables), *variables)))
+            process = self._process or await self._start()
+            await process.send(msgspec.json.encode(variables))
             for _ in variables:
-                head = await process.stdout.readexactly(_HEAD_BYTES)
-                answer = _decode(await process.stdout.readexactly(frame_length(head)))
-                if not answer.is_left:
-                    bodies.append(self._body_in(answer))
-        except (asyncio.IncompleteReadError, ConnectionError):
+                part = await process.receive()
+                bodies.append(self._body_in(_decode(part.data)))
+                if part.is_last:
+                    break
+        except ProgramEnded:
             self._slow += 1
             bodies.append(BodyNotMade("it takes too long or too much memory"))
             await self._end()
@@ -126,10 +124,11 @@ class Renderer:
 
     async def _start(self) -> ChildProgram:
         # Nothing of ours is in its environment, and nothing of Batchyard is imported.
-        self._process = process = await ChildProgram.start(
-            "-I", templates.__file__, environment={}, folder="/"
+        start = ChildProgram.start(
+            templates.__file__, _LIMITS, environment={}, options=("-I",), folder="/"
         )
-        process.stdin.write(write_frame({"source": self._source}))
+        self._process = process = await start
+        await process.send(self._source.encode())
         return process
 
     async def _end(self) -> None:

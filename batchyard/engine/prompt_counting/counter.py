@@ -1,20 +1,20 @@
 """A process of the engine's environment that counts tokens, seen from our side.
 
-``script.py`` is the other one. The counter is used in one thread, without an event loop. Whatever
-happens to the process (it is not there, it hangs, it dies of one request) costs counts and nothing
-else: a request that it cannot count has none, and after a few such deaths no further one is tried.
+``script.py`` is the other one. The counter is used in a thread without an event loop, and has one
+of its own. Whatever happens to the process (it is not there, it hangs, it dies of one request)
+costs counts and nothing else: a request that it cannot count has none, and after a few such deaths
+no further one is tried.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import selectors
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -25,9 +25,13 @@ from batchyard.engine.vllm.vllm_options import (
     structured_backend,
 )
 from batchyard.lines.body_policy import Refusal
+from batchyard.processes.child_loop import Limits
+from batchyard.processes.child_program import ChildProgram, ProgramEnded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+T = TypeVar("T")
 
 COUNTED_ENDPOINTS: Final = frozenset(
     f"/v1/{name}"
@@ -42,7 +46,8 @@ _QUICK_SECONDS: Final = 2.0
 _SLOW_SECONDS: Final = 300.0
 """For all answers of one input together, beyond what a quick one takes."""
 _POLL_SECONDS: Final = 0.2
-_PIPE_BYTES: Final = 1 << 16
+_LIMITS: Final = Limits(data_bytes=6 * 1024**3)
+"""A text of 32 MiB takes one."""
 _DOUBTFUL_CONTEXT: Final = (
     *("hf-overrides", "hf-config-path", "config-format", "pooler-config", "override-pooler-config"),
     *("disable-sliding-window", "rope-scaling", "rope-parameters", "rope-theta"),
@@ -137,10 +142,6 @@ _UNKNOWN: Final = Count()
 _decode_counts = msgspec.json.Decoder(list[Count]).decode
 
 
-class _Died(Exception):
-    """The process has ended, or gave no answer in its time."""
-
-
 class PromptCounter:
     """The counter of one engine's prompts. Use as a context manager, which ends its process.
 
@@ -150,12 +151,11 @@ class PromptCounter:
     def __init__(self, program: CounterProgram, go_on: Callable[[], object]) -> None:
         self._program = program
         self._go_on = go_on
-        self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = bytearray()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._process: ChildProgram | None = None
         self._deaths = 0
         self._slow_seconds = 0.0
         self._sent: Sequence[CountedRequest] = ()
-        self._answer_seconds = _ANSWER_SECONDS
         self.why_not = ""
         """Why it counts nothing (any more); empty while it counts."""
         self.max_model_len: int | None = None
@@ -167,13 +167,14 @@ class PromptCounter:
 
     def __exit__(self, *_: object) -> None:
         self._kill()
+        self._runner.close()
 
     def send(self, requests: Sequence[CountedRequest]) -> None:
         """Have them counted, while the caller does something else. :meth:`receive` comes next."""
         self._sent = requests
         if self._process is not None:
-            with contextlib.suppress(_Died):
-                self._write(_line(requests))
+            with contextlib.suppress(ProgramEnded, TimeoutError):
+                self._wait(self._process.send(msgspec.json.encode(requests)), _ANSWER_SECONDS)
 
     def receive(self) -> list[Count]:
         """The counts of what was sent, one for each."""
@@ -182,8 +183,8 @@ class PromptCounter:
             return [_UNKNOWN] * len(sent)
         began = time.monotonic()
         try:
-            counts = self._counts(len(sent))
-        except _Died:
+            counts = _decode_counts(self._wait(self._process.receive(), _ANSWER_SECONDS).data)
+        except (ProgramEnded, TimeoutError, msgspec.DecodeError):
             self._restart()
             return [_UNKNOWN] if len(sent) == 1 else self._one_by_one(sent)
         self._note_time(time.monotonic() - began)
@@ -202,43 +203,30 @@ class PromptCounter:
             counts += self.receive()
         return counts
 
-    def _counts(self, wanted: int) -> list[Count]:
-        try:
-            counts = _decode_counts(self._read(self._answer_seconds))
-        except msgspec.DecodeError:
-            raise _Died from None
-        if len(counts) != wanted:
-            raise _Died
-        return counts
-
     # -- the process ------------------------------------------------------------------------
 
     def _start(self) -> None:
-        program = self._program
-        self._buffer.clear()
+        python = self._program.python
         try:
-            self._process = subprocess.Popen(
-                [program.python, str(SCRIPT)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # Libraries might print a prompt there.
-                stderr=subprocess.DEVNULL,
-                env=dict(program.environment),
-                start_new_session=True,
-            )
-            for pipe in (self._stdin, self._stdout):
-                os.set_blocking(pipe.fileno(), False)
-            self._write(msgspec.json.encode(program.setup) + b"\n")
-            began = msgspec.json.decode(self._read(_START_SECONDS), type=_Began)
-            self.max_model_len = began.max_model_len
-            if began.error:
-                self._stop_for_good(f"its tokenizer could not be loaded ({began.error})")
+            began = self._wait(self._began(), _START_SECONDS)
         except InterruptedError:
-            self._kill()
+            self.__exit__()
             raise
-        except (OSError, ValueError, _Died) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it ended"
-            self._stop_for_good(f"{program.python} could not load the tokenizer ({reason})")
+        except (OSError, ValueError, ProgramEnded) as error:
+            reason = (isinstance(error, OSError) and error.strerror) or "it ended"
+            self._stop_for_good(f"{python} could not load the tokenizer ({reason})")
+            return
+        self.max_model_len = began.max_model_len
+        if began.error:
+            self._stop_for_good(f"its tokenizer could not be loaded ({began.error})")
+
+    async def _began(self) -> _Began:
+        program = self._program
+        self._process = await ChildProgram.start(
+            SCRIPT, _LIMITS, environment=program.environment, python=program.python, options=()
+        )
+        answer = await self._process.ask(msgspec.json.encode(program.setup))
+        return msgspec.json.decode(answer, type=_Began)
 
     def _restart(self) -> None:
         self._kill()
@@ -256,61 +244,20 @@ class PromptCounter:
 
     def _kill(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if process is not None:
+            self._runner.run(process.end())
 
-    @property
-    def _stdin(self) -> IO[bytes]:
-        return cast("IO[bytes]", cast("subprocess.Popen[bytes]", self._process).stdin)
+    def _wait(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Raises ``TimeoutError``, and what the work and ``go_on`` raise."""
+        return self._runner.run(self._bounded(work, seconds))
 
-    @property
-    def _stdout(self) -> IO[bytes]:
-        return cast("IO[bytes]", cast("subprocess.Popen[bytes]", self._process).stdout)
-
-    def _write(self, data: bytes) -> None:
-        left, pipe = memoryview(data), self._stdin.fileno()
-        deadline = time.monotonic() + self._answer_seconds
-        while left:
-            self._wait(pipe, selectors.EVENT_WRITE, deadline)
-            try:
-                left = left[os.write(pipe, left[:_PIPE_BYTES]) :]
-            except BlockingIOError:
-                continue
-            except OSError:
-                raise _Died from None
-
-    def _read(self, seconds: float) -> bytes:
-        """The next line of its answers."""
-        pipe, deadline = self._stdout.fileno(), time.monotonic() + seconds
-        searched = 0
-        while (end := self._buffer.find(b"\n", searched)) < 0:
-            searched = len(self._buffer)
-            self._wait(pipe, selectors.EVENT_READ, deadline)
-            try:
-                part = os.read(pipe, _PIPE_BYTES)
-            except BlockingIOError:
-                continue
-            if not part:
-                raise _Died
-            self._buffer += part
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        return line
-
-    def _wait(self, pipe: int, event: int, deadline: float) -> None:
-        with selectors.PollSelector() as selector:
-            selector.register(pipe, event)
-            while not selector.select(_POLL_SECONDS):
-                self._go_on()
-                if time.monotonic() > deadline:
-                    raise _Died
-
-
-def _line(requests: Sequence[CountedRequest]) -> bytes:
-    return msgspec.json.encode(requests) + b"\n"
+    async def _bounded(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        task = asyncio.ensure_future(work)
+        try:
+            async with asyncio.timeout(seconds):
+                while not (await asyncio.wait([task], timeout=_POLL_SECONDS))[0]:
+                    self._go_on()
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])

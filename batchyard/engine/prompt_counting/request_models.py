@@ -1,7 +1,7 @@
 """What vLLM says of a request before it runs it: by its own request models and its own rules.
 
-Imported by ``script.py``, in the engine's environment. Run there as a script, it writes the routes
-that it knows as an OpenAPI document, as vLLM's server has them.
+Imported by ``script.py``, in the engine's environment. As a program of its own there, it answers
+any request with the routes that it knows, as an OpenAPI document like that of vLLM's server.
 
 A request is given to the model that vLLM's route has for it, its options to vLLM's check of them,
 and its schema to the library that makes answers of it. What vLLM would find out later (media, an
@@ -16,10 +16,12 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import sys
 import time
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MODELS: Final = {
     "/v1/chat/completions": (
@@ -320,5 +322,7 @@ def _attribute(module: str, name: str) -> Any:
         raise NotKnown from error
 
 
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(description()) + "\n")
+def answers(requests: Iterator[bytes]) -> Iterator[tuple[bool, bytes]]:
+    """The description, for each request."""
+    for _ in requests:
+        yield True, json.dumps(description()).encode()

@@ -1,8 +1,8 @@
 """Counts the tokens of requests with the model's own tokenizer, and has vLLM check them.
 
-Run as a script by the engine environment's Python, never imported: ``counter.py`` is the other
-side. It reads lines of JSON on standard input and answers each with one on standard output. The
-first is the setup; each further one is a list of ``[url, body]``, answered by a list of
+Loaded by the engine environment's Python (``processes/child_loop.py``), never imported:
+``counter.py`` is the other side. Requests and answers are JSON. The first request is the setup;
+each further one is a list of ``[url, body]``, answered by a list of
 ``[tokens, longest, is_exact, refusals]``. ``tokens`` are those of all prompts of the body and
 ``longest`` those of its longest one, both null where that is not known. Where a part of a prompt
 cannot be counted (media, tools as this vLLM writes them), they are what the rest certainly has, and
@@ -10,34 +10,27 @@ cannot be counted (media, tools as this vLLM writes them), they are what the res
 know.
 
 It renders as vLLM 0.32 does (``renderers/hf.py`` and ``chat_utils.py``) with the parts of
-transformers that vLLM uses. It uses no GPU, loads nothing from the network, and ends with its
-parent.
+transformers that vLLM uses. It uses no GPU and loads nothing from the network.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import inspect
 import json
-import os
 import re
-import resource
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from batchyard.engine.prompt_counting.request_models import RequestModels
 else:
     # Beside this file, which is no module here.
     from request_models import RequestModels
 
-_MOST_MEMORY_BYTES = 6 * 1024**3
-"""Of its own: a text of 32 MiB takes one."""
-_PR_SET_PDEATHSIG = 1
 _LONGEST_TEXT = 4_000_000
 """Characters that are tokenized where the length of the context is not known."""
 _LENGTH_KEYS = (
@@ -406,31 +399,18 @@ def _read_json(path: Path | None) -> dict[str, Any] | None:
 # -- the process ----------------------------------------------------------------------------
 
 
-def main() -> None:
-    """Answer lines until standard input ends."""
-    with contextlib.suppress(AttributeError, OSError):  # not Linux
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
-    os.nice(5)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    requests = sys.stdin.buffer
+def answers(requests: Iterator[bytes]) -> Iterator[tuple[bool, bytes]]:
+    """The answer to the setup, and to each list of requests."""
     try:
-        counter = Counter(json.loads(requests.readline()))
+        counter = Counter(json.loads(next(requests)))
     except Exception as error:  # noqa: BLE001 - the other side says it
         words = str(error).strip().partition("\n")[0][:300]
-        _tell(answers, {"error": f"{type(error).__name__}: {words}"})
+        yield True, _encode({"error": f"{type(error).__name__}: {words}"})
         return
-    _tell(answers, {"max_model_len": counter.max_model_len})
-    for line in requests:
-        _tell(answers, counter.answer(json.loads(line)))
+    yield True, _encode({"max_model_len": counter.max_model_len})
+    for request in requests:
+        yield True, _encode(counter.answer(json.loads(request)))
 
 
-def _tell(answers: Any, value: Any) -> None:
-    answers.write(json.dumps(value) + "\n")
-    answers.flush()
-
-
-if __name__ == "__main__":
-    main()
+def _encode(value: Any) -> bytes:
+    return json.dumps(value).encode()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.batch_error import BatchError
 from batchyard.datasets.files import is_pattern, literal_of, local_files, object_files
-from batchyard.datasets.jobs import ROWS_FILE, ProcessLimits, RenderJob
+from batchyard.datasets.jobs import ROWS_FILE, RenderJob
 from batchyard.datasets.process import run_job
 from batchyard.errors import (
     DatasetRefused,
@@ -79,7 +79,6 @@ async def render_rows(
             model=batch.models[0] if len(batch.models) == 1 else None,
             most_line_bytes=limits.max_line_bytes,
             most_rows=limits.max_requests,
-            limits=_limits_of(batch, limits),
         )
         return await _store(services, batch, job, folder, limits)
     except (DatasetRefused, RequestRefused) as error:
@@ -144,9 +143,13 @@ async def _store_rows(
 async def _lines(
     services: Services, batch: BatchRecord, job: RenderJob, folder: Path, limits: Limits
 ) -> AsyncGenerator[bytes]:
-    done = 0
+    done, most = 0, {}
+    if batch.options.public_urls:
+        # The operator's own datasets may be as large as there is room for.
+        file_bytes = max(_LEAST_FILE_BYTES, 4 * limits.max_bytes)
+        most = {"cpu_seconds": CLIENTS_SECONDS, "file_bytes": file_bytes}
     with failures_of_input(), os_errors_as_ours("the dataset"):
-        async with aclosing(run_job(job, folder, batch.tenant)) as parts:
+        async with aclosing(run_job(job, folder, batch.tenant, **most)) as parts:
             async for part in parts:
                 done += len(part)
                 if done > limits.max_bytes:
@@ -155,14 +158,6 @@ async def _lines(
                     )
                 services.on_progress(Progress(batch.id, "fetching", done))
                 yield part
-
-
-def _limits_of(batch: BatchRecord, limits: Limits) -> ProcessLimits:
-    """None for the operator's own datasets, which may be as large as there is room for."""
-    if not batch.options.public_urls:
-        return ProcessLimits()
-    most = max(_LEAST_FILE_BYTES, 4 * limits.max_bytes)
-    return ProcessLimits(cpu_seconds=CLIENTS_SECONDS, file_bytes=most)
 
 
 async def _local_files(

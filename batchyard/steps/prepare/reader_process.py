@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import signal
 import sys
 import threading
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from batchyard.errors import InputNotRead, StorageUnavailable
 from batchyard.logs import event_logger
-from batchyard.processes.child_program import ChildProgram, inherited_environment
+from batchyard.processes.child_program import ChildProgram, ProgramEnded, inherited_environment
 from batchyard.processes.tenant_turns import TenantTurns
 from batchyard.processes.threads import in_executor, in_thread
+from batchyard.steps.prepare import reader_program
 from batchyard.steps.prepare.input_reader import Check, InputReader, WritePlan
-from batchyard.steps.prepare.reader_program import HEAD, frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,8 +36,6 @@ _PROCESS_BYTES: Final = 8 * 1024**2
 """What is larger takes longer to read than a process to start."""
 _TURNS: Final = TenantTurns(2)
 """Each has 80 MiB or more, and keeps a core busy."""
-_END_SECONDS: Final = 5.0
-"""For a process that has closed its standard output."""
 _AGAIN_AFTER_SECONDS: Final = (1.0, 5.0)
 """Whatever has ended the process may have passed by then. After that, its batch fails."""
 
@@ -91,10 +88,6 @@ class _InThread:
         return await in_thread(self._reader.write_plan, order)
 
 
-class _Ended(Exception):
-    """The process has ended without an answer."""
-
-
 class _InProcess:
     """A process that is started again if it ends, as one that lacks memory is killed."""
 
@@ -124,16 +117,26 @@ class _InProcess:
     async def _answer(self, order: Check | WritePlan) -> Any:
         while True:
             try:
-                if self._process is None:
-                    await self._start()
-                    if self._checked is not None:
-                        await self._ask(self._checked)
-                return await self._ask(order)
-            except _Ended:
-                await self._again()
+                process = self._process or await self._start()
+                return await _asked(process, order)
+            except ProgramEnded as ended:
+                self._process = None
+                await self._pause(str(ended))
 
-    async def _again(self) -> None:
-        how = await self._how_it_ended()
+    async def _start(self) -> ChildProgram:
+        try:
+            start = ChildProgram.start(reader_program.__file__, environment=inherited_environment())
+            self._process = process = await start
+        except OSError as error:
+            # Nothing of the batch is the cause, so it waits.
+            why = f"no process can be started to read the input ({error.strerror})"
+            raise StorageUnavailable(f"{sys.executable}: {why}") from error
+        await process.send(_pickled(self._job))
+        if self._checked is not None:
+            await _asked(process, self._checked)
+        return process
+
+    async def _pause(self, how: str) -> None:
         pause = next(self._pauses, None)
         if pause is None:
             raise InputNotRead(
@@ -143,52 +146,14 @@ class _InProcess:
         log.warning("batch.read_again", f"{how[0].upper()}{how[1:]}", batch=self._job.batch_id)
         await asyncio.sleep(pause)
 
-    async def _how_it_ended(self) -> str:
-        assert self._process is not None  # noqa: S101 - it was asked
-        process = self._process
-        with suppress(TimeoutError):
-            # To kill one that is about to end would lose how it has ended.
-            async with asyncio.timeout(_END_SECONDS):
-                await process.ended()
-        self._process = None
-        code = await process.end()
-        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
 
-    async def _start(self) -> None:
-        try:
-            self._process = await ChildProgram.start(
-                *("-P", "-m", "batchyard.steps.prepare.reader_program"),
-                environment=inherited_environment(),
-                # What stops our process group leaves it the time to answer.
-                has_own_group=True,
-            )
-        except OSError as error:
-            # Nothing of the batch is the cause, so it waits.
-            why = f"no process can be started to read the input ({error.strerror})"
-            raise StorageUnavailable(f"{sys.executable}: {why}") from error
-        await self._send(self._job)
+async def _asked(process: ChildProgram, order: Check | WritePlan) -> Any:
+    answer = await process.ask(_pickled(order))
+    result, error = pickle.loads(answer)  # noqa: S301 - a child of ours
+    if error is not None:
+        raise error
+    return result
 
-    async def _ask(self, order: Check | WritePlan) -> Any:
-        await self._send(order)
-        result, error = await self._receive()
-        if error is not None:
-            raise error
-        return result
 
-    async def _send(self, value: object) -> None:
-        assert self._process is not None  # noqa: S101 - it is started
-        try:
-            self._process.stdin.write(frame(value))
-            await self._process.stdin.drain()
-        except ConnectionError:
-            raise _Ended from None
-
-    async def _receive(self) -> tuple[Any, Exception | None]:
-        assert self._process is not None  # noqa: S101 - it is started
-        try:
-            (length,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
-            data = await self._process.stdout.readexactly(length)
-        except asyncio.IncompleteReadError:
-            raise _Ended from None
-        answer: tuple[Any, Exception | None] = pickle.loads(data)  # noqa: S301 - a child of ours
-        return answer
+def _pickled(value: object) -> bytes:
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
