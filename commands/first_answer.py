@@ -17,7 +17,7 @@ from batchyard.time_units import HOUR_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from commands.guarded_program import GuardedProgram
+    from batchyard.engine.vllm.guarded_process import GuardedProcess
 
 _POLL_SECONDS: Final = 0.1
 _TRY_SECONDS: Final = 30.0
@@ -29,7 +29,7 @@ _SAID_AFTER_SECONDS: Final = 10.0
 _SERVER_ERROR: Final = 500
 
 
-async def first_answer(program: GuardedProgram, url: str, on_wait: Callable[[str], None]) -> bool:
+async def first_answer(program: GuardedProcess, url: str, on_wait: Callable[[str], None]) -> bool:
     """Whether the program answers at ``url``; False: it has ended, or it hangs.
 
     Any answer counts but a server error: it may ask for a key. ``on_wait`` gets a few words for
@@ -40,7 +40,7 @@ async def first_answer(program: GuardedProgram, url: str, on_wait: Callable[[str
     timeout = aiohttp.ClientTimeout(total=_TRY_SECONDS)
     # A proxy cannot reach our own processes.
     async with aiohttp.ClientSession(trust_env=False, timeout=timeout) as session:
-        while program.is_running:
+        while program.exit_code is None:
             if await _answers(session, url):
                 return True
             now = time.monotonic()

@@ -33,6 +33,7 @@ from batchyard.cli.terminal.progress import ProgressDisplay
 from batchyard.cli.terminal.say import say
 from batchyard.cli.terminal.stoppable import stop_signals
 from batchyard.dispatch import PrefectApi, start_reconciler
+from batchyard.engine.vllm.guarded_process import GuardedProcess
 from batchyard.errors import SettingsError
 from batchyard.logs.rotation import rotate
 from batchyard.services.machine.connections import connections
@@ -43,7 +44,6 @@ from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
 from batchyard.web.proxies import check_proxies
 from commands import shipped
 from commands.first_answer import first_answer
-from commands.guarded_program import GuardedProgram
 from commands.prefect.closed import (
     LOGIN_FILE,
     PRIVATE_UMASK,
@@ -136,7 +136,7 @@ class Everything:
         self._key_file: Path | None = None
         self._login_file = home / LOGIN_FILE
         self._model = _TINY
-        self._programs: dict[str, GuardedProgram] = {}
+        self._programs: dict[str, GuardedProcess] = {}
         self._environment = (
             LEAN_SERVER
             | dict(os.environ)
@@ -232,7 +232,7 @@ class Everything:
         threading.Thread(target=self._watch_disk, daemon=True).start()
         while True:
             for name, program in self._programs.items():
-                if not program.is_running:
+                if program.exit_code is not None:
                     raise SettingsError(f"{name} has ended; its log: {self._log(name)}")
                 # A full disk ends no process; the log is rotated when there is room.
                 with contextlib.suppress(OSError):
@@ -280,7 +280,7 @@ class Everything:
     ) -> None:
         descriptor = os.open(self._log(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "ab") as log:
-            self._programs[name] = GuardedProgram(
+            self._programs[name] = GuardedProcess(
                 command,
                 environment=environment or self._environment,
                 log=log,
@@ -291,9 +291,9 @@ class Everything:
     def _run(self, program: str, *words: str) -> None:
         with tempfile.TemporaryFile() as log:
             command: list[str | Path] = [_BIN / program, *words]
-            code = GuardedProgram(
+            code = GuardedProcess(
                 command, environment=self._environment, log=log, cwd=shipped.CHECKOUT or self._home
-            ).wait()
+            ).join()
             log.seek(0)
             said = log.read().decode(errors="replace")
         if code:

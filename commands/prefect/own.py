@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchyard.engine.vllm.guarded_process import GuardedProcess
 from batchyard.errors import DispatchFailed
 from commands.first_answer import first_answer
-from commands.guarded_program import GuardedProgram
 from commands.prefect.closed import PRIVATE_UMASK, new_login, server_command, server_environment
 from commands.prefect.lean import LEAN_SERVER
 
@@ -90,7 +90,7 @@ class OwnPrefect:
     """
 
     def __init__(self) -> None:
-        self._program: GuardedProgram | None = None
+        self._program: GuardedProcess | None = None
         self._url = ""
         self._login = new_login()
         atexit.register(self.stop)
@@ -112,7 +112,7 @@ class OwnPrefect:
         self.stop()
         raise DispatchFailed(f"The Prefect API of this command did not start: see {log_path}")
 
-    def _launch(self, log_path: Path) -> GuardedProgram:
+    def _launch(self, log_path: Path) -> GuardedProcess:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -120,7 +120,7 @@ class OwnPrefect:
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            return GuardedProgram(
+            return GuardedProcess(
                 server_command(port, log_level="error"),
                 environment=LEAN_SERVER
                 | dict(os.environ)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.engine.vllm.guarded_process import GuardedProcess
 from commands import first_answer as module
 from commands.first_answer import first_answer
-from commands.guarded_program import GuardedProgram
 from tests.patience import PATIENCE
 from tests.services.ports import free_ports
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    Start = Callable[[str], tuple[GuardedProgram, str]]
+    Start = Callable[[str], tuple[GuardedProcess, str]]
 
 SERVE = """
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -37,11 +37,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setattr(module, "_IDLE_SECONDS", IDLE_SECONDS * PATIENCE)
     started = []
 
-    def start_it(text: str) -> tuple[GuardedProgram, str]:
+    def start_it(text: str) -> tuple[GuardedProcess, str]:
         (port,) = free_ports(1)
         with (tmp_path / "log").open("wb") as log:
             words = [sys.executable, "-c", text.replace("{port}", str(port))]
-            started.append(GuardedProgram(words, environment={}, log=log))
+            started.append(GuardedProcess(words, environment={}, log=log))
         return started[-1], f"http://127.0.0.1:{port}/"
 
     yield start_it
@@ -69,7 +69,7 @@ async def test_a_server_that_computes_is_waited_for_and_that_is_said(
 async def test_a_server_that_hangs_is_not_waited_for(start: Start) -> None:
     program, url = start("import time\ntime.sleep(3600)")
     assert not await first_answer(program, url, ignored)
-    assert program.is_running
+    assert program.exit_code is None
 
 
 async def test_nothing_is_expected_of_a_program_that_has_ended(start: Start) -> None:

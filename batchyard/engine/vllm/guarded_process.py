@@ -8,52 +8,53 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self, cast
+from typing import IO, TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-GUARDIAN = Path(__file__).with_name("guardian.py")
-KILL_ALLOWANCE_SECONDS = 10.0
+GUARDIAN: Final = Path(__file__).with_name("guardian.py")
+KILL_ALLOWANCE_SECONDS: Final = 10.0
 """After SIGKILL, how long the kernel may take to free what the processes held."""
+_POLL_SECONDS: Final = 0.02
 
 
 class GuardedProcess:
-    """A command in its own process group, killed with all its descendants when we end.
+    """A command in its own session, killed with all its descendants when we end.
 
-    However we end: ``stop``, ``kill``, an exception, SIGKILL. Bound to the event loop that
-    started it.
+    However we end: ``stop``, ``kill``, an exception, SIGKILL. What stops our process group (a
+    terminal, Prefect's worker) does not reach it: this process decides when it ends.
     """
 
-    def __init__(self, guardian: subprocess.Popen[bytes]) -> None:
-        self._guardian = guardian
-        self._orders = cast("IO[bytes]", guardian.stdin)
-        self._status = cast("IO[bytes]", guardian.stdout)
-        self._told = b""
-        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        os.set_blocking(self._status.fileno(), False)
-        asyncio.get_running_loop().add_reader(self._status.fileno(), self._read_status)
-
-    @classmethod
-    def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], *, folder: Path, log_fd: int
-    ) -> Self:
-        """Start ``command`` with its output in ``log_fd``. Needs a running event loop.
-
-        ``folder`` is removed when we die before we can do it ourselves.
-        """
-        guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid()), str(folder), *command],
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str],
+        log: int | IO[bytes],
+        scratch: Path | str = "",
+        cwd: Path | None = None,
+        umask: int = -1,
+    ) -> None:
+        """``log`` receives all output. ``scratch`` is a folder that is removed when we die before
+        we can do it ourselves. ``umask``: -1 for that of this process. Raises ``OSError``."""
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", GUARDIAN, str(os.getpid()), str(scratch), *command],
+            cwd=cwd,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log_fd,
-            env=dict(environment),
-            # Its own session: what stops our process group (a terminal, Prefect's worker)
-            # leaves it the time to clean up.
+            stderr=log,
+            umask=umask,
             start_new_session=True,
         )
-        return cls(guardian)
+        self._orders = cast("IO[bytes]", self._guardian.stdin)
+        self._pid: Future[int] = Future()
+        self._exit: Future[int] = Future()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     @property
     def session(self) -> int:
@@ -62,15 +63,38 @@ class GuardedProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The command's exit code, negative for a signal; None while it runs."""
+        """The command's exit code, negative for a signal; None while it or a descendant runs."""
         return self._exit.result() if self._exit.done() else None
+
+    def processor_ticks(self) -> int:
+        """How much processor time the command has used, and children that it has waited for."""
+        try:
+            stat = Path(f"/proc/{self._pid.result()}/stat").read_text()
+        except OSError:
+            return 0
+        # After the name, which may have spaces: utime, stime, cutime, cstime.
+        return sum(map(int, stat.rpartition(")")[2].split()[11:15]))
 
     async def wait(self) -> int:
         """Return the exit code once the command and all its descendants are gone."""
-        return await asyncio.shield(self._exit)
+        while (code := self.exit_code) is None:  # noqa: ASYNC110 - a thread notices it
+            await asyncio.sleep(_POLL_SECONDS)
+        return code
+
+    def join(self, seconds: float | None = None) -> int | None:
+        """As :meth:`wait`, without an event loop; None: it still runs after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            return self._exit.result(seconds)
+        return None
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the command only, which then stops its own children."""
+        if (pid := self._pid.result()) and self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     async def stop(self, grace_seconds: float) -> None:
-        """SIGTERM, and SIGKILL for whatever is left after ``grace_seconds``."""
+        """SIGTERM to all its processes, and SIGKILL for what is left after ``grace_seconds``."""
         self._tell(b"%.1f\n" % grace_seconds)
         try:
             with contextlib.suppress(TimeoutError):
@@ -78,6 +102,12 @@ class GuardedProcess:
                     await self.wait()
         finally:
             self.kill()
+
+    def close(self, grace_seconds: float) -> None:
+        """Wait until the command has ended, and kill what is left of it after that time."""
+        self.join(grace_seconds)
+        self.kill()
+        self.join()
 
     def kill(self) -> None:
         """SIGKILL for everything; does not wait."""
@@ -90,18 +120,15 @@ class GuardedProcess:
             self._orders.write(line)
             self._orders.flush()
 
-    def _read_status(self) -> None:
-        told = os.read(self._status.fileno(), 64)
-        if told:
-            self._told += told
-            return
-        self._exit.get_loop().remove_reader(self._status.fileno())
-        numbers = [int(line) for line in self._told.split()]
-        if len(numbers) == 1:
+    def _watch(self) -> None:
+        with cast("IO[bytes]", self._guardian.stdout) as told:
+            pid = int(told.readline() or 0)
+            self._pid.set_result(pid)
+            code = told.readline()
+        if pid and not code:
             # The guardian died before the command did: do its work.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(numbers[0], signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
         self._guardian.wait()
-        self._status.close()
         self.kill()
-        self._exit.set_result(numbers[1] if len(numbers) > 1 else -signal.SIGKILL)
+        self._exit.set_result(int(code or -signal.SIGKILL))

@@ -292,7 +292,7 @@ class VllmEngine:
             log_start = os.fstat(log_fd).st_size
             tail = LogTail(log_path, start=log_start)
             command, environment = self._command(folder / SOCKET_NAME), self._environment(folder)
-            process = GuardedProcess.start(command, environment, folder=folder, log_fd=log_fd)
+            process = GuardedProcess(command, environment=environment, log=log_fd, scratch=folder)
         finally:
             os.close(log_fd)
         return _Running(process, folder, log_path, log_start), tail
