@@ -8,15 +8,16 @@ in order (flows/process/stop_signal.py), and the worker ends after them.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from batchyard.cli.terminal.stoppable import stop_signals
+from batchyard.processes.orphan import end_with_parent
 from commands.prefect_worker.forked_run import catches
 from flows.process.stop_signal import STOP
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 _END_SECONDS: Final = 30.0
 """What a flow run may take after its drain: its engine has ten seconds, Prefect records its end."""
 _POLL_SECONDS: Final = 0.1
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class _Stop(BaseException):
@@ -57,7 +57,8 @@ def run_worker(
             env=dict(environment),
             # Ctrl-C is for us: the worker takes a second one for an order to kill itself.
             process_group=0,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
+            # If we are killed, the worker gets SIGTERM: two workers must not have one GPU.
+            preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509 - there is one thread
         )
         signal.signal(signal.SIGINT, lambda *_: worker.send_signal(signal.SIGINT))
         return worker.wait() if exporter is None else _wait(worker, exporter)
@@ -82,11 +83,6 @@ def _raise_stop(number: int, _frame: object) -> NoReturn:
         # The shell of a closed terminal sends one, and the kernel another one when the shell ends.
         signal.signal(number, signal.SIG_IGN)
     raise _Stop
-
-
-def _end_with_parent() -> None:
-    """If we are killed, the worker gets SIGTERM: two workers must not have one GPU."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _stop(worker: subprocess.Popen[bytes], seconds: float) -> None:

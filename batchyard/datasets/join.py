@@ -49,11 +49,11 @@ _decode = msgspec.json.Decoder().decode
 
 def answers(requests: Iterator[bytes]) -> Answers:
     """The answer to the one :class:`~.jobs.JoinJob`."""
-    return done(JoinJob, _join, requests)
+    return done(JoinJob, main, requests)
 
 
-def _join(job: JoinJob) -> Iterator[bytes]:
-    """Yields nothing: the table is a file. Raises :class:`Refused`, and ``OSError``."""
+def main(job: JoinJob) -> None:
+    """Raises :class:`Refused`, and ``OSError``."""
     columns = _COLUMNS | (_EMBEDDING if job.has_embeddings else {})
     of_rows = schema_of([Path(job.rows)]) if job.rows is not None else pa.schema([])
     if _CUSTOM_ID in of_rows.names:
@@ -70,7 +70,6 @@ def _join(job: JoinJob) -> Iterator[bytes]:
             for piece in rows.joined_to(results):
                 table.add(pa.RecordBatch.from_arrays(piece, schema=schema))
     rows.check_end()
-    yield from ()
 
 
 class _Rows:

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 J = TypeVar("J", RenderJob, JoinJob)
 
 
-def done(kind: type[J], work: Callable[[J], Iterator[bytes]], requests: Iterator[bytes]) -> Answers:
-    """Do the job that the first request asks for."""
+def done(
+    kind: type[J], work: Callable[[J], Iterator[bytes] | None], requests: Iterator[bytes]
+) -> Answers:
+    """Do the job that the first request asks for; yields what the work does, and the outcome."""
     # One core: the others are for batches that are further on.
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     outcome = Outcome()
     try:
-        for block in work(msgspec.json.decode(next(requests), type=kind)):
+        for block in work(msgspec.json.decode(next(requests), type=kind)) or ():
             yield False, block
     except Refused as refused:
         outcome = refused.outcome

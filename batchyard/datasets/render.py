@@ -72,10 +72,10 @@ class _TooSlow(BaseException):
 def answers(requests: Iterator[bytes]) -> Answers:
     """The answer to the one :class:`~.jobs.RenderJob`: its lines, in blocks."""
     signal.signal(signal.SIGPROF, _stop)
-    return done(RenderJob, _render, requests)
+    return done(RenderJob, main, requests)
 
 
-def _render(job: RenderJob) -> Iterator[bytes]:
+def main(job: RenderJob) -> Iterator[bytes]:
     """Raises :class:`Refused`, and ``OSError``."""
     schema, pieces = _opened([Path(each) for each in job.files])
     renderer = Renderer(job, schema)
