@@ -41,6 +41,13 @@ QUEUED: Final = Family(
     "Requests that have a place in the runner's window and wait for room in the engine or for"
     " their next attempt.",
 )
+LINES_WAITING: Final = Family(
+    "batchyard_lines_waiting",
+    Kind.GAUGE,
+    "Lines of the runner's chunks that wait, by the gate that they or the lines before them wait"
+    " for.",
+    "gate",
+)
 WINDOW: Final = Family(
     "batchyard_engine_window",
     Kind.GAUGE,
@@ -142,6 +149,7 @@ FAMILIES: Final = (
     READY,
     INFLIGHT,
     QUEUED,
+    LINES_WAITING,
     WINDOW,
     REFUSING,
     LINE_SECONDS,

@@ -44,6 +44,8 @@ class Figures(msgspec.Struct, frozen=True):
     counters: Counters = msgspec.field(default_factory=dict)
     socket: str | None = None
     """The Unix socket on which its engine serves metrics of its own."""
+    parts: Counters = msgspec.field(default_factory=dict)
+    """Gauges with a label of their own, each by the value of that label."""
 
 
 class Published(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ class HoursWatch:
         self._model = model
         self._closes_at = math.inf
         self._read_at = -math.inf
+        self._is_told = False
 
     @property
     def is_over(self) -> bool:
@@ -45,6 +46,7 @@ class HoursWatch:
 
         Raises :class:`~batchyard.errors.StoreError`; what was read before then stays as it is.
         """
+        self._is_told = self._is_told and self.is_over
         if self._services.hours_of is None or time.monotonic() - self._read_at < _READ_SECONDS:
             return
         hours, now = await self._services.store.engine_hours.of(self._model)
@@ -55,6 +57,12 @@ class HoursWatch:
             self._closes_at = math.inf
         else:
             self._closes_at = self._read_at + closing - now
+
+    def tell(self, runner: str) -> None:
+        """Log once that the hours are over."""
+        if not self._is_told:
+            self._is_told = True
+            log.info("runner.hours_over", model=self._model, runner=runner)
 
 
 async def check_hours(services: Services, model: str) -> None:

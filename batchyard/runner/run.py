@@ -8,29 +8,26 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec.structs import replace
+
 from batchyard import intervals
 from batchyard.errors import EngineLost, LeaseLost, StoreError
-from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.metrics import metric_families as families
-from batchyard.metrics.published import Figures
 from batchyard.runner.chunk.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk.chunk import ChunkRun
-from batchyard.runner.claims.claims import Claims
+from batchyard.runner.chunk_plan import BatchSources
 from batchyard.runner.claims.held_chunks import HeldChunks
 from batchyard.runner.claims.inputs import Inputs
 from batchyard.runner.claims.returns import Returns
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.ignored_fields import note_ignored
-from batchyard.runner.live.live_server import LiveRequests
-from batchyard.runner.meters.cache_watch import CacheWatch
-from batchyard.runner.meters.learning import Learning
+from batchyard.runner.live.live_server import live_requests, opened
 from batchyard.runner.meters.load_meter import LoadMeter
-from batchyard.runner.meters.pace import Pace
 from batchyard.runner.registration import Registration
+from batchyard.runner.serving import Serving, figures_before
 from batchyard.runner.shown_progress import ShownProgress
-from batchyard.runner.window.admission import AdmissionQueue
 from batchyard.runner.window.counts import RunnerCounts
 from batchyard.runner.window.not_found_watch import NotFoundWatch
 from batchyard.runner.window.retry_policy import RetryPolicy
@@ -43,26 +40,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from batchyard.engine.base import Engine
+    from batchyard.metrics.published import Figures
     from batchyard.results.results import ResultLine
-    from batchyard.runner.chunk.chunk import Done
     from batchyard.runner.chunk.finished_lines import ChunkTally
+    from batchyard.runner.chunk_answers import Done
+    from batchyard.runner.live.live_server import LiveRequests
     from batchyard.runner.window.admission import Admission
     from batchyard.schedule.turns import Standing
     from batchyard.services.services import Services
-    from batchyard.store import BatchRecord, ChunkLease, EngineLoad
+    from batchyard.store import ChunkLease
     from batchyard.wire import TokenUsage
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
 
 log = event_logger(__name__)
 
-_GAUGES = (
-    families.READY,
-    families.INFLIGHT,
-    families.QUEUED,
-    families.WINDOW,
-    families.REFUSING,
-)
 _MOST_REFUSALS = 10
 """If the database refuses this many claims in a row, the runner gives up."""
 
@@ -101,24 +93,21 @@ class Runner:
         self._began_at = 0
         """By the database's clock, in seconds."""
         self._hours = HoursWatch(services, model)
-        self._is_told_of_hours = False
-        self._has_claimed_all = False
         self._live: LiveRequests | None = None
-        self._pace: Pace | None = None
         self.answered = 0
         """Requests answered by this runner."""
         self._progress = ShownProgress(services, batch_id)
         self._engine: Engine
         self._window: Window
-        self._cache: CacheWatch
+        self._serving: Serving
+        self._is_serving = False
+        """Whether these three are there: the engine runs."""
         self._inputs = Inputs(services)
-        self._traits = TraitsOfBatches(services, self._note_ignored)
-        self._queue: AdmissionQueue
-        self._claims: Claims
-        self._learning: Learning
+        self._traits = TraitsOfBatches(
+            services, lambda batch: note_ignored(services, batch, self._window.routes)
+        )
         self._copying = asyncio.Lock()
-        settings = services.settings
-        self._retry = RetryPolicy(settings.request_attempts, intervals.RETRY_SECONDS)
+        self._retry = RetryPolicy(services.settings.request_attempts, intervals.RETRY_SECONDS)
         self._counts = RunnerCounts()
         self._meter = LoadMeter()
         self._returns = Returns(services, self._retry, self._counts, is_shared=batch_id is None)
@@ -127,7 +116,6 @@ class Runner:
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
-        settings = self.services.settings
         async with contextlib.AsyncExitStack() as stack:
             # Before the engine's block is read.
             self._began_at = int(await self.services.store.database.now())
@@ -139,56 +127,31 @@ class Runner:
                 batch = await self.services.store.batches.get(self.batch_id)
                 self._progress.begin(batch.counts)
             stack.push_async_callback(self._inputs.close)
+            # While the model loads the runner is heard of as well, and may be told to drain.
             await stack.enter_async_context(self._held.kept())
             await stack.enter_async_context(self._looking())
             stack.push_async_callback(self._engine.stop)
-            self._progress.show_loading()
             await self._start_engine()
-            live_server = self._engine.live_server
-            if self._registration is not None and live_server is not None:
-                self._live = LiveRequests(
-                    self.services,
-                    self._engine,
-                    live_server.promise,
-                    self._held.owner,
-                    self._count_live,
-                )
-            self._window = await stack.enter_async_context(
-                Window(
-                    self._engine,
-                    timeout_seconds=settings.request_timeout_seconds,
-                    hang_seconds=settings.hang_seconds,
-                    retry=self._retry,
-                    on_restart=self._progress.show_start,
-                    counts=self._counts,
-                    company=self._live,
-                    may_send=lambda: self._held.standstill.is_over,
-                    # There is no other runner for its batch, which would fail with all its lines.
-                    waits_for_server=self.batch_id is not None,
-                )
-            )
+            # The window has to know the live requests, and they answer when it is there.
+            if self._registration is not None:
+                owner = self._held.owner
+                self._live = live_requests(self.services, self._engine, owner, self._count_live)
+            self._window = await stack.enter_async_context(self._make_window())
             self._held.standstill.on_over = self._window.wake
             if self._live is not None:
-                self._live = await self._opened(self._live, stack)
-            self._cache = CacheWatch(self._engine)
-            if self._registration is not None:
-                await stack.enter_async_context(self._cache.watching())
-            self._queue = AdmissionQueue(max(1, self._window.size // 2), self._fill)
-            self._window.on_room(self._queue.look)
-            self._claims = Claims(
+                self._live = await opened(self._live, stack)
+            self._serving = Serving(
                 self.services,
-                self.model,
-                self._queue,
-                self._returns,
+                self._engine,
+                self._window,
                 self._held,
+                self._returns,
+                model=self.model,
                 batch_id=self.batch_id,
                 suits=self._suits,
             )
-            self._learning = Learning(self.services, self.model, seats=self._engine.max_num_seqs)
-            await stack.enter_async_context(self._learning.going_on())
-            self._pace = Pace(self._window)
-            if self._registration is not None:
-                self._window.seats.prompt_cost.believed = await self._registration.prompt_weight()
+            await stack.enter_async_context(self._serving.measured(self._registration))
+            self._is_serving = True
             self._closing = stack.pop_all()
         self._progress.show_answers(self.answered)
         return self
@@ -257,22 +220,22 @@ class Runner:
                 if not self._held.leases:
                     # Others may be claimed in a moment, and are to have their turns.
                     self._window.hold_back()
-                self._has_claimed_all = False
+                self._serving.has_claimed_all = False
                 self._held.add(lease)
                 yield lease
                 idle_since = time.monotonic()
                 continue
-            self._has_claimed_all = True
-            self._fill()
+            self._serving.has_claimed_all = True
+            self._serving.fill()
             if self._held.leases:
                 idle_since = time.monotonic()
             if (
-                self._queue.is_empty
+                self._serving.queue.is_empty
                 and not refusals
                 and await patiently(partial(self._is_over, idle_since), "the rest")
             ):
                 return
-            await self._queue.until_left(intervals.POLL_SECONDS)
+            await self._serving.queue.until_left(intervals.POLL_SECONDS)
 
     async def run(self, batch_id: str, index: int) -> ChunkTally | None:
         """Run a chunk that :meth:`leases` has handed out, to its last durable line.
@@ -283,7 +246,7 @@ class Runner:
         lease = self._held.leases.get((batch_id, index))
         if lease is None:
             return None
-        admission = self._claims.admission(lease)
+        admission = self._serving.claims.admission(lease)
         chunk = self._chunk_run(lease, admission)
         self._held.running[lease.key] = chunk
         if self._is_draining:
@@ -320,21 +283,35 @@ class Runner:
         self._held.forget(lease)
         return tally
 
-    async def _note_ignored(self, batch: BatchRecord) -> None:
-        await note_ignored(self.services, batch, self._window.routes)
-
     def _chunk_run(self, lease: ChunkLease, admission: Admission) -> ChunkRun:
         return ChunkRun(
             services=self.services,
             lease=lease,
             window=self._window,
             admission=admission,
-            fetch_input=partial(self._inputs.path, lease.batch_id),
-            find_facts=partial(self._traits.of, lease.batch_id),
-            find_lengths=partial(self._learning.of, lease.batch_id),
+            batch=BatchSources(
+                partial(self._inputs.path, lease.batch_id),
+                partial(self._traits.of, lease.batch_id),
+                partial(self._serving.learning.of, lease.batch_id),
+            ),
             on_answer=partial(self._count_answer, lease.batch_id),
             turn=self._copying,
             backpressure=self._held.backpressure,
+        )
+
+    def _make_window(self) -> Window:
+        settings = self.services.settings
+        return Window(
+            self._engine,
+            timeout_seconds=settings.request_timeout_seconds,
+            hang_seconds=settings.hang_seconds,
+            retry=self._retry,
+            on_restart=self._progress.show_start,
+            counts=self._counts,
+            company=self._live,
+            may_send=lambda: self._held.standstill.is_over,
+            # There is no other runner for its batch, which would fail with all its lines.
+            waits_for_server=self.batch_id is not None,
         )
 
     async def _register(self, stack: contextlib.AsyncExitStack) -> None:
@@ -346,18 +323,12 @@ class Runner:
 
     # -- what it claims ---------------------------------------------------------------------
 
-    def _fill(self) -> None:
-        """Use the whole window, once what there is to claim is here and takes part."""
-        if self._has_claimed_all and self._queue.have_all_begun:
-            self._window.fill()
-
     async def _next(self) -> ChunkLease | None:
         await self._hours.look()
         if self._hours.is_over:
             self._end_hours()
             return None
-        self._is_told_of_hours = False
-        return None if self._is_draining else await self._claims.next()
+        return None if self._is_draining else await self._serving.claims.next()
 
     def _suits(self, standing: Standing) -> bool:
         """Whether the engine has the batch's adapters.
@@ -375,9 +346,8 @@ class Runner:
 
     def _end_hours(self) -> None:
         """Let no batch go on; live requests have no hours."""
-        if not self._is_told_of_hours and not self._is_draining:
-            self._is_told_of_hours = True
-            log.info("runner.hours_over", model=self.model, runner=self._held.owner)
+        if not self._is_draining:
+            self._hours.tell(self._held.owner)
         if self._live is None:
             self.drain()
         else:
@@ -385,13 +355,8 @@ class Runner:
 
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:
-            if self._is_draining and not self._held.leases:
-                return True
-            chunks = await self.services.store.chunks.summary(self.batch_id)
-            if chunks.pending == 0 and chunks.leased == len(self._held.leases):
-                return True
-            batch = await self.services.store.batches.get(self.batch_id)
-            return batch.status is not BatchStatus.IN_PROGRESS
+            is_drained = self._is_draining and not self._held.leases
+            return is_drained or await self._serving.claims.are_over(self.batch_id)
         if self._held.leases:
             return False
         if self._live is not None:
@@ -414,19 +379,19 @@ class Runner:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
         while True:
             await self._not_found.until_found(intervals.LOOK_SECONDS)
-            held, catch_up = self._held, self._returns.catch_up
-            looks = (self._not_found.look, self._look_at_server, held.look, held.look_at_writes)
-            for part in (*looks, self._report, catch_up, self._tidy):
+            looks = (self._not_found.look, self._held.look, self._look_at_waits)
+            for part in (*looks, self._report, self._returns.catch_up, self._tidy):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better
                     log.warning("runner.not_seen", describe(error), runner=self._held.owner)
 
-    async def _look_at_server(self) -> None:
-        """Say why the engine's server takes nothing, if it does not."""
-        if self._pace is not None:
-            self._held.refusing = self._window.refusals.told()
-            await self._progress.show_wait(self._held.refusing)
+    async def _look_at_waits(self) -> None:
+        """Say why lines wait, if they do."""
+        if self._is_serving:
+            self._held.waits.refusing = self._window.refusals.told()
+            await self._held.look_at_waits()
+            await self._progress.show_wait(self._held.wait)
 
     async def _tidy(self) -> None:
         """Remove inputs that are not needed any more. Other runners end with their batch."""
@@ -438,67 +403,37 @@ class Runner:
         """Send the heartbeat and report the throughput."""
         if self._registration is None:
             return
-        if await self._registration.must_drain(self.answered, self._load()):
+        load = self._serving.load(self._meter) if self._is_serving else None
+        if await self._registration.must_drain(self.answered, load):
             self.drain()  # another model needs this slot
-        if self._pace is None:
-            return
-        tokens_per_second = self._pace.measured(is_busy=bool(self._held.running))
-        if tokens_per_second is not None:
-            cost = self._window.seats.prompt_cost
-            await self._registration.report(tokens_per_second, self._pace, cost)
+        if self._is_serving:
+            await self._serving.report(self._registration)
 
     async def _start_engine(self) -> None:
+        self._progress.show_loading()
         began = time.monotonic()
         await self._engine.start(self._progress.show_start)
         if self._registration is not None:
             await self._registration.loaded(time.monotonic() - began)
 
-    async def _opened(
-        self, live: LiveRequests, stack: contextlib.AsyncExitStack
-    ) -> LiveRequests | None:
-        """None if this machine cannot take live requests: batches need only the engine."""
-        try:
-            return await stack.enter_async_context(live)
-        except OSError as error:
-            log.error("live.not_open", str(error), model=self.model, runner=self._held.owner)
-            return None
-
     # -- what it shows ----------------------------------------------------------------------
 
     def figures(self) -> Figures:
         """Its numbers at this moment, for metrics. At any time, also before the engine is there."""
-        gauges = dict.fromkeys((each.name for each in _GAUGES), 0.0)
-        socket = None
-        if self._pace is not None and self._window.is_streaming:
-            window = self._window
-            now = (1, window.in_flight, window.queued, window.limit, window.refusals.seconds)
-            gauges = dict(zip(gauges, now, strict=True))
-            socket = self._engine.metrics_socket
+        figures = self._serving.figures() if self._is_serving else figures_before()
         counters = self._counts.counters()
         if self._live is not None:
-            gauges[families.LIVE_INFLIGHT.name] = self._live.in_flight
+            figures.gauges[families.LIVE_INFLIGHT.name] = self._live.in_flight
             counters |= self._live.counts.counters()
-        return Figures(gauges, counters, None if socket is None else str(socket))
-
-    def _load(self) -> EngineLoad | None:
-        """What the engine has to do now; None before it is there."""
-        if self._pace is None:
-            return None
-        window = self._window
-        return self._meter.load(
-            running=window.in_flight,
-            waiting=window.queued,
-            window=window.limit,
-            cache_used=self._cache.used,
-        )
+        return replace(figures, counters=counters)
 
     def _count_answer(self, batch_id: str, done: Done, result: ResultLine) -> None:
         usage = result.usage
         self.answered += 1
         self._not_found.saw(batch_id, result)
         self._meter.count(usage)
-        if self._pace is not None:
-            self._pace.count(done.tokens, usage.output_tokens, done.answer_tokens)
+        if self._is_serving:
+            self._serving.count(done, usage.output_tokens)
         if self.batch_id is not None:
             self._progress.show_answers(self.answered)
 

@@ -15,7 +15,7 @@ from batchyard.locations.web import WebAccess
 from batchyard.runner.chunk import attachments
 from batchyard.runner.chunk.attachments import MAX_FILE_BYTES, Attachments
 from batchyard.runner.window.admission import Admission, AdmissionQueue
-from batchyard.runner.window.file_room import ROOM_BYTES, FileRoom
+from batchyard.runner.window.room import FILE_BYTES, FileBudget
 from batchyard.runner.window.window import Window
 from batchyard.runner.window.window_request import WindowRequest
 from batchyard.schedule.turns import BACKGROUND_URGENCY, Standing
@@ -66,7 +66,7 @@ def attachments_of(
     lease = lease_of(name)
     queue.enter(lease.key, standing)
     admission = Admission(queue, lease, standing, set(), may_return=lambda: True)
-    return Attachments(window.file_room, admission, window.submit, WEB)
+    return Attachments(window.room.files, admission, window.submit, WEB)
 
 
 class Results:
@@ -86,7 +86,7 @@ class Results:
 
 async def until_all_is_free(window: Window) -> None:
     async with asyncio.timeout(PATIENCE * 20):
-        while window.file_room._free_bytes != ROOM_BYTES:  # noqa: ASYNC110 - nobody tells of it
+        while window.room.files._free_bytes != FILE_BYTES:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
 
@@ -111,7 +111,7 @@ async def test_a_chunk_that_is_stopped_as_a_fetch_begins_leaves_no_room_taken(
     await asyncio.sleep(0)
     submitting.cancel()
     await asyncio.wait([submitting])
-    assert window.file_room._free_bytes == ROOM_BYTES
+    assert window.room.files._free_bytes == FILE_BYTES
 
 
 async def test_a_request_in_the_engine_holds_room_for_its_file_and_no_more(
@@ -121,7 +121,7 @@ async def test_a_request_in_the_engine_holds_room_for_its_file_and_no_more(
     async with attachments_of(window) as one:
         await one.submit(results.request(1, server.url(), prompt="slow"))
 
-    assert 1000 < ROOM_BYTES - window.file_room._free_bytes < 2000
+    assert 1000 < FILE_BYTES - window.room.files._free_bytes < 2000
     await window.withdraw("test", abort=True)
     await until_all_is_free(window)
 
@@ -161,7 +161,7 @@ async def test_an_early_end_breaks_off_the_fetches(window: Window, server: WebSe
     admission.cancel()
     await asyncio.wait([admission])
 
-    assert window.file_room._free_bytes == ROOM_BYTES
+    assert window.room.files._free_bytes == FILE_BYTES
     assert results.lines == {}
 
 
@@ -186,7 +186,7 @@ async def test_a_request_whose_owner_leaves_gives_its_room_back(
         await one.submit(results.request(99, server.url()))
         async with asyncio.timeout(PATIENCE * 20):
             # Once it has its file, it has given back the room that the file did not need.
-            while window.file_room._free_bytes < ROOM_BYTES - 2000:  # noqa: ASYNC110 - nobody tells of it
+            while window.room.files._free_bytes < FILE_BYTES - 2000:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.005)
         await window.withdraw("test", abort=True)
 
@@ -212,7 +212,7 @@ async def test_a_host_that_fails_again_and_again_is_not_asked_for_ever(
     window: Window, server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the chunk has its error at once; files from elsewhere are fetched as ever."""
-    monkeypatch.setattr(attachments, "MAX_FILE_BYTES", ROOM_BYTES)  # one at a time
+    monkeypatch.setattr(attachments, "MAX_FILE_BYTES", FILE_BYTES)  # one at a time
     server.answers = [says(503)]
     results = Results()
     async with attachments_of(window) as one:
@@ -247,7 +247,7 @@ async def test_a_file_that_takes_too_long_is_given_up(
 
 
 async def test_there_is_room_for_so_much_and_first_come_is_first_served() -> None:
-    room = FileRoom(10)
+    room = FileBudget(10)
     order: list[str] = []
 
     async def take(name: str, size: int) -> None:
@@ -266,7 +266,7 @@ async def test_there_is_room_for_so_much_and_first_come_is_first_served() -> Non
 
 
 async def test_background_batches_leave_half_of_the_room_to_others() -> None:
-    room = FileRoom(10)
+    room = FileBudget(10)
     async with asyncio.timeout(PATIENCE * 20):
         await room.take(5, is_background=True)
         waiting = asyncio.create_task(room.take(1, is_background=True))
@@ -281,7 +281,7 @@ async def test_files_of_a_background_batch_that_waits_for_others_keep_no_file_of
     window: Window, server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attachments, "MAX_FILE_BYTES", 2000)
-    window.file_room = FileRoom(4000)
+    window.room.files = FileBudget(4000)
     queue, results = AdmissionQueue(1), Results()
     background = attachments_of(window, queue, is_background=True)
     other = attachments_of(window, queue)
@@ -307,7 +307,7 @@ async def test_files_of_a_background_batch_that_waits_for_others_keep_no_file_of
 
 
 def test_at_least_one_file_fits() -> None:
-    assert ROOM_BYTES >= MAX_FILE_BYTES
+    assert FILE_BYTES >= MAX_FILE_BYTES
 
 
 async def test_a_file_that_is_too_large_costs_its_line_and_no_memory(

@@ -21,6 +21,7 @@ from batchyard.runner.chunk.chunk import ChunkRun
 from batchyard.runner.chunk.copies import Copies
 from batchyard.runner.chunk.finished_lines import FinishedLines
 from batchyard.runner.chunk.flusher import Flusher
+from batchyard.runner.chunk_plan import BatchSources
 from batchyard.runner.meters.learning import BatchLengths, TenantLengths
 from batchyard.runner.run import Runner
 from batchyard.runner.window.admission import Admission, AdmissionQueue
@@ -331,9 +332,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             lease=lease,
             window=window,
             admission=Admission(queue, lease, standing, set(), may_return=lambda: True),
-            fetch_input=fetch_input,
-            find_facts=find_facts,
-            find_lengths=find_lengths,
+            batch=BatchSources(fetch_input, find_facts, find_lengths),
             on_answer=lambda _, __: None,
             turn=asyncio.Lock(),
             backpressure=Backpressure(),

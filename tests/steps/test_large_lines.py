@@ -9,10 +9,10 @@ import pytest
 
 from batchyard.engine.stub.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner.chunk import chunk
+from batchyard.runner.chunk import chunk, line_reader
 from batchyard.runner.run import Runner
 from batchyard.runner.window import room
-from batchyard.runner.window.room import WindowRoom
+from batchyard.runner.window.room import Budget
 from tests.steps.conftest import chat_line, until
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most_bytes = self.most_requests = 0
         taken: list[int] = []
-        take, give_back = WindowRoom.take, WindowRoom.give_back
+        take, give_back = Budget.take, Budget.give_back
 
-        def is_for_bodies(room: WindowRoom) -> bool:
+        def is_for_bodies(room: Budget) -> bool:
             return room.part > 1
 
-        def counted(room: WindowRoom, size: int) -> int:
+        def counted(room: Budget, size: int) -> int:
             if not is_for_bodies(room):
                 return take(room, size)
             taken.append(take(room, size))
@@ -49,13 +49,13 @@ class Held:
             self.most_requests = max(self.most_requests, len(taken))
             return taken[-1]
 
-        def given_back(room: WindowRoom, size: int) -> None:
+        def given_back(room: Budget, size: int) -> None:
             if is_for_bodies(room):
                 taken.remove(size)
             give_back(room, size)
 
-        monkeypatch.setattr(WindowRoom, "take", counted)
-        monkeypatch.setattr(WindowRoom, "give_back", given_back)
+        monkeypatch.setattr(Budget, "take", counted)
+        monkeypatch.setattr(Budget, "give_back", given_back)
 
 
 async def test_the_bodies_in_a_window_have_a_bound_in_bytes(
@@ -109,7 +109,7 @@ async def test_small_lines_pass_large_ones_that_an_engine_works_on_for_long(yard
 async def test_a_chunk_reads_few_large_lines_ahead(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk, "_READ_AHEAD_BYTES", 3 * len(LARGE))
+    monkeypatch.setattr(line_reader, "_READ_AHEAD_BYTES", 3 * len(LARGE))
     read = chunk.read_envelopes
     sizes: list[int] = []
 

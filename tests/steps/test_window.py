@@ -472,8 +472,8 @@ async def test_whatever_happens_no_slot_is_lost_and_nobody_else_misses_a_line(se
             group.create_task(kill())
 
         assert window._slots._value == window.size
-        assert (window._crashes._suspects, window._crashes.limit) == (0, window.size)
-        left = [window._queue, window._in_flight, window._backlog._pausing, window._departures]
+        assert (window.crashes._suspects, window.crashes.limit) == (0, window.size)
+        left = [window._queue, window._in_flight, window.backlog._pausing, window._departures]
         assert not any(left)
 
 
@@ -610,7 +610,7 @@ async def test_nobody_looks_while_nothing_is_in_flight() -> None:
         looks_before = looks
         a = Owner(window, "a")
         await a.submit("quick")
-        await until(lambda: bool(window._backlog._pausing))
+        await until(lambda: bool(window.backlog._pausing))
         # A look is due every 20 ms, and the engine may take longer than that to answer 503.
         looks_meanwhile = looks
         await asyncio.sleep(HANG_SECONDS)
@@ -840,7 +840,7 @@ async def test_an_engine_that_dies_again_and_again_is_started_after_ever_longer_
             pauses.append(seconds)
             await asyncio.sleep(0)
 
-    monkeypatch.setattr("batchyard.runner.window.window.asyncio", Hurried())
+    monkeypatch.setattr("batchyard.runner.engine_stream.asyncio", Hurried())
     monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 1.0)
     monkeypatch.setattr(crashes, "_CRASHES_WITHOUT_ANSWER", 8)
     monkeypatch.setattr(crashes, "_STRIKES", 100)

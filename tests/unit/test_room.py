@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from batchyard.runner.window.room import WindowRoom, room_for_bodies, room_for_sequences
+from batchyard.runner.window.room import Budget, budget_for_bodies, budget_for_sequences
 
 PART = 10
 
 
 def test_a_request_of_any_size_has_room_until_the_room_is_full() -> None:
-    room = WindowRoom(PART, 100)
+    room = Budget(PART, 100)
     huge = PART + 10**9
 
     assert room.is_there_for(huge)
@@ -19,7 +19,7 @@ def test_a_request_of_any_size_has_room_until_the_room_is_full() -> None:
 
 
 def test_a_request_no_larger_than_its_slots_part_always_has_room() -> None:
-    room = WindowRoom(PART, 100)
+    room = Budget(PART, 100)
     room.take(PART + 100)
 
     assert room.is_there_for(PART)
@@ -27,7 +27,7 @@ def test_a_request_no_larger_than_its_slots_part_always_has_room() -> None:
 
 
 def test_so_many_large_requests_have_room_though_it_is_full() -> None:
-    room = WindowRoom(PART, 100, least=2)
+    room = Budget(PART, 100, least=2)
 
     taken = [room.take(PART + 1000)]
     room.take(PART)
@@ -39,7 +39,7 @@ def test_so_many_large_requests_have_room_though_it_is_full() -> None:
 
 
 def test_who_waits_is_told_when_there_is_room_and_only_then() -> None:
-    room = WindowRoom(PART, 100)
+    room = Budget(PART, 100)
     told: list[str] = []
     room.on_room = lambda: told.append("room")
     large = [room.take(PART + 60) for _ in range(3)]
@@ -54,11 +54,11 @@ def test_who_waits_is_told_when_there_is_room_and_only_then() -> None:
 
 
 def test_the_parts_of_a_billion_slots_are_not_nothing() -> None:
-    assert room_for_bodies(10**9).part > 1000
+    assert budget_for_bodies(10**9).part > 1000
 
 
 def test_a_window_has_room_for_as_many_sequences_as_slots_and_for_a_few_requests_of_more() -> None:
-    room = room_for_sequences(100)
+    room = budget_for_sequences(100)
 
     assert sum(room.take(11) for _ in range(9)) == 90
     assert room.is_there_for(11)
@@ -66,7 +66,7 @@ def test_a_window_has_room_for_as_many_sequences_as_slots_and_for_a_few_requests
     assert not room.is_there_for(2)
     assert room.is_there_for(1)
 
-    few = room_for_sequences(100)
+    few = budget_for_sequences(100)
     sent = 0
     while few.is_there_for(2048):
         few.take(2048)

@@ -76,7 +76,11 @@ def _add_slots(samples: Samples, slots: Sequence[str], running: Sequence[Publish
 
 def _add_figures(samples: Samples, each: Published, *, is_running: bool) -> None:
     for family in FAMILIES:
-        if family.kind is Kind.GAUGE:
+        if family.kind is Kind.GAUGE and family.label:
+            parts = each.figures.parts.get(family.name, {}) if is_running else {}
+            for label, part in parts.items():
+                samples.add(family, each.labels | {family.label: label}, part)
+        elif family.kind is Kind.GAUGE:
             value = each.figures.gauges.get(family.name)
             if is_running and value is not None:
                 samples.add(family, each.labels, value)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from batchyard.lines.forms import AttachedFile, Form
     from batchyard.locations.web import WebAccess
     from batchyard.runner.window.admission import Admission
-    from batchyard.runner.window.file_room import FileRoom
+    from batchyard.runner.window.room import FileBudget
     from batchyard.runner.window.window_request import WindowRequest
 
     _Send = Callable[[WindowRequest], Awaitable[None]]
@@ -66,13 +66,15 @@ class Attachments:
     fetches.
     """
 
-    def __init__(self, room: FileRoom, admission: Admission, send: _Send, web: WebAccess) -> None:
+    def __init__(self, room: FileBudget, admission: Admission, send: _Send, web: WebAccess) -> None:
         self._room = room
         self._admission = admission
         self._send = send
         self._web = web
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: Counter[str | None] = Counter()
+        self.without_files = 0
+        """How many requests wait for room for their file, or for the file itself."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -91,7 +93,12 @@ class Attachments:
 
         ``prompt`` gives what the request's prompt begins with.
         """
-        await self._room.take(MAX_FILE_BYTES, is_background=self._admission.is_background)
+        self.without_files += 1
+        try:
+            await self._room.take(MAX_FILE_BYTES, is_background=self._admission.is_background)
+        except BaseException:
+            self.without_files -= 1
+            raise
         self._tasks.add(asyncio.create_task(self._attach(request, prompt)))
         # It begins before our caller can end it: one that never begins gives no room back.
         await asyncio.sleep(0)
@@ -100,7 +107,10 @@ class Attachments:
         room = self._room
         held_bytes = MAX_FILE_BYTES
         try:
-            form = await self._form_of(request)
+            try:
+                form = await self._form_of(request)
+            finally:
+                self.without_files -= 1
             if form is not None:
                 request.body, request.content_type = form.body, form.content_type
             room.give_back(held_bytes - len(request.body))

@@ -67,8 +67,12 @@ class Backpressure:
 
     async def until_off_for(self, key: LeaseKey) -> None:
         """Return when it is off, and the chunk's own writes do not fail either."""
-        while self.is_on or key in self._failing_alone:
+        while self.holds(key):
             await self._next_change()
+
+    def holds(self, key: LeaseKey) -> bool:
+        """Whether it is on, or the chunk's own writes fail."""
+        return self.is_on or key in self._failing_alone
 
     def has_lines_of(self, key: LeaseKey) -> bool:
         """Whether finished lines of the chunk are in memory only."""

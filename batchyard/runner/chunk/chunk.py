@@ -7,21 +7,18 @@ import os
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from batchyard.engine.base import NO_TRAITS
-from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
+from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lines.endpoints import takes_form
 from batchyard.lines.sequences import sequences_of
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
-from batchyard.plan.records import RECORD, PlannedRequest, left_to_run, read_records
+from batchyard.plan.records import PlannedRequest
 from batchyard.processes.threads import in_thread
-from batchyard.results.results import Outcome, unprocessed
+from batchyard.results.results import unprocessed
 from batchyard.runner.chunk.attachments import Attachments, file_access
 from batchyard.runner.chunk.chunk_order import ChunkOrder
-from batchyard.runner.chunk.chunk_rest import ChunkRest
-from batchyard.runner.chunk.copies import Copies
 from batchyard.runner.chunk.finished_lines import FinishedLines
 from batchyard.runner.chunk.flusher import Flusher
 from batchyard.runner.chunk.line_reader import (
@@ -29,51 +26,42 @@ from batchyard.runner.chunk.line_reader import (
     prompt_of,
     read_custom_ids,
     read_envelopes,
+    take_next,
 )
-from batchyard.runner.chunk.output_retries import OutputRetries
-from batchyard.runner.chunk.suspects import NARROWING, given_up_of, group_size_of, runs_alone
+from batchyard.runner.chunk.suspects import (
+    NARROWING,
+    given_up_of,
+    given_up_words,
+    group_size_of,
+    runs_alone,
+)
+from batchyard.runner.chunk_answers import ChunkAnswers
+from batchyard.runner.chunk_plan import read_plan
 from batchyard.runner.window.window_request import WindowRequest
 from batchyard.services.patience import patiently
-from batchyard.services.segments.segments import finished_lines, read_object
 from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     import numpy.typing as npt
 
-    from batchyard.engine.base import BatchTraits
     from batchyard.lines.framing import Envelope
     from batchyard.results.results import ResultLine
     from batchyard.runner.chunk.backpressure import Backpressure
-    from batchyard.runner.chunk.batch_traits import BatchFacts
     from batchyard.runner.chunk.finished_lines import ChunkTally
-    from batchyard.runner.meters.learning import BatchLengths
+    from batchyard.runner.chunk_answers import Done
+    from batchyard.runner.chunk_plan import BatchSources, ChunkPlan, Planned
     from batchyard.runner.window.admission import Admission
     from batchyard.runner.window.window import Window
     from batchyard.services.services import Services
-    from batchyard.store import ChunkLease
-
-    _Planned = tuple[Any, npt.NDArray[Any]]
-    """The plan record of a request, and those of its copies."""
+    from batchyard.store import ChunkLease, LeaseKey
 
 log = event_logger(__name__)
 
-_READ_AHEAD = 64
-"""Requests read from the input at a time."""
-_READ_AHEAD_BYTES = 4 * 1024**2
-"""After so many bytes no more are read at that time."""
 _LAST_FLUSH_SECONDS = 5.0
 _FLUSHES_OF_CHAINS = 4
 """In place of one. The next stage finds less in the cache with each second that it waits."""
-
-
-class Done(NamedTuple):
-    """What the engine had to do for an answer: all tokens, and those that the line needs of it."""
-
-    tokens: int
-    answer_tokens: int
 
 
 @dataclass(slots=True)
@@ -81,9 +69,8 @@ class ChunkRun:
     """The life of one leased chunk in one runner.
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
-    ``fetch_input`` gives the batch's input as a local file, ``find_facts`` what holds for all its
-    requests, ``find_lengths`` what is known of their answers. ``on_answer`` gets what each answered
-    request was to do, its prompt by the plan's estimate, and its tokens as the engine says.
+    ``on_answer`` gets what each answered request was to do, its prompt by the plan's estimate, and
+    its tokens as the engine says.
     ``turn`` is the lock of a :class:`~batchyard.runner.chunk.flusher.Flusher`.
     """
 
@@ -91,9 +78,7 @@ class ChunkRun:
     lease: ChunkLease
     window: Window
     admission: Admission
-    fetch_input: Callable[[], Awaitable[Path]]
-    find_facts: Callable[[], Awaitable[BatchFacts]]
-    find_lengths: Callable[[], Awaitable[BatchLengths]]
+    batch: BatchSources
     on_answer: Callable[[Done, ResultLine], None]
     turn: asyncio.Lock
     backpressure: Backpressure
@@ -101,16 +86,10 @@ class ChunkRun:
     """No other chunk may run at the same time, see :mod:`batchyard.runner.chunk.suspects`."""
     _finished: FinishedLines = field(init=False)
     _flusher: Flusher = field(init=False)
-    _input_path: Path = field(init=False)
-    _traits: BatchTraits = NO_TRAITS
-    _retries: OutputRetries | None = None
-    """None: every answer is a good one."""
-    _lengths: BatchLengths = field(init=False)
-    _rest: ChunkRest | None = None
-    """None: it is not known yet what is left."""
-    _in_window: dict[int, WindowRequest] = field(default_factory=dict)
-    """By ordinal."""
-    _copies: Copies = field(default_factory=Copies)
+    _plan: ChunkPlan | None = None
+    """None: it is not known yet what is to run."""
+    _answers: ChunkAnswers = field(init=False)
+    _attachments: Attachments | None = None
     _admitted: int = 0
     """Requests of the chunk that are finished or in the window, copies included."""
     _is_admitted: bool = False
@@ -124,18 +103,57 @@ class ChunkRun:
     def __post_init__(self) -> None:
         self.runs_alone = runs_alone(self.lease)
         self._finished = FinishedLines(self.services, self.lease, self.backpressure)
+        self._answers = ChunkAnswers(self._finished, self.window.seats, self.on_answer)
         self._flusher = Flusher(
             self._finished,
-            self._copies,
-            self._make_copies,
+            self._answers.copies,
+            self._answers.make_copies,
             turn=self.turn,
             request_count=self.lease.request_count,
         )
+        self._answers.on_line = self._flusher.look
+
+    # -- at which of the gates it is, see :mod:`batchyard.runner.gates` -----------------------
+
+    @property
+    def key(self) -> LeaseKey:
+        """The owner of its requests in the window."""
+        return self.lease.key
+
+    @property
+    def answered(self) -> int:
+        """How many of its lines are finished."""
+        return self._finished.tally.answered
 
     @property
     def is_prepared(self) -> bool:
         """Whether its input and its plan have been read."""
-        return self._rest is not None
+        return self._plan is not None
+
+    @property
+    def awaits_group(self) -> bool:
+        """Whether what it has admitted is to be durable before it admits more."""
+        return self._flusher.is_awaited
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether the object store takes no finished lines of it."""
+        return self.backpressure.holds(self.lease.key)
+
+    @property
+    def awaits_files(self) -> bool:
+        """Whether files of its next lines are fetched, or have no room in memory yet."""
+        return self._attachments is not None and self._attachments.without_files > 0
+
+    @property
+    def without_slot(self) -> int:
+        """How many of its lines are neither finished nor in the window."""
+        if self._is_admitted or self._action is not ChunkAction.RUN:
+            return 0
+        files = 0 if self._attachments is None else self._attachments.without_files
+        return self.lease.request_count - self._admitted + self.admission.at_hand + files
+
+    # -- its life ---------------------------------------------------------------------------
 
     def lose(self) -> None:
         """Another runner owns the lease now: :meth:`run` ends with ``LeaseLost``."""
@@ -196,16 +214,14 @@ class ChunkRun:
             await asyncio.wait((work, interrupted, window_end))
             if not self.is_lost:
                 await self._save()
-            if self._rest is not None:
-                self._rest.close()
+            self._answers.close()
         raise AssertionError("unreachable: the window has ended, and its check raises")
 
     async def _work(self, traceparent: str | None) -> None:
-        requests = await self.admission.unless_slow(self._prepare())
-        self._traits = replace(self._traits, traceparent=traceparent)
+        plan = await self.admission.unless_slow(self._prepare(traceparent))
         flusher = asyncio.create_task(self._flusher.run(self._flush_seconds))
         try:
-            admission = asyncio.create_task(self._admit(requests))
+            admission = asyncio.create_task(self._admit(plan))
             try:
                 await asyncio.wait((admission, flusher), return_when=asyncio.FIRST_COMPLETED)
                 if flusher.done():
@@ -234,8 +250,8 @@ class ChunkRun:
         self._raise_failure()
         if self.is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
-        if self._retries is not None and self._action is ChunkAction.DROP:
-            self._retries.deliver_kept()
+        if self._plan is not None and self._plan.retries and self._action is ChunkAction.DROP:
+            self._plan.retries.deliver_kept()
         await patiently(self._flusher.make_durable, "finished lines")
         await patiently(lambda: self.services.store.chunks.release(self.lease), "a chunk's release")
 
@@ -298,39 +314,17 @@ class ChunkRun:
             usage=tally.usage.to_wire(),
         )
 
-    async def _prepare(self) -> list[_Planned]:
-        """Fetch the input, and return what of the chunk is to run."""
-        storage, lease = self.services.storage, self.lease
-        start = lease.first_record * RECORD.itemsize
-        stop = start + lease.request_count * RECORD.itemsize
-        self._input_path = await self.fetch_input()
-        self._traits, rule, plan_key = await self.find_facts()
-        if rule is not None:
-            self._retries = OutputRetries(rule, lease.batch_id)
-            await self._retries.prepare()
-        self._lengths = await self.find_lengths()
-        packed = await read_object(storage, plan_key, start=start, stop=stop)
-        if len(packed) != stop - start:
-            raise ObjectChanged(f"The plan of {lease.batch_id} is shorter than it was.")
-        finished = (
-            await finished_lines(storage, lease.batch_id, lease.index) if lease.epoch > 1 else {}
-        )
-        records = read_records(packed)
-        # Before the database was restored from a backup, a plan with other cuts may have run.
-        own = set(records["ordinal"].tolist())
-        finished = {ordinal: entry for ordinal, entry in finished.items() if ordinal in own}
-        for entry in finished.values():
-            self._finished.tally.count(entry.outcome, entry.usage)
+    async def _prepare(self, traceparent: str | None) -> ChunkPlan:
+        """Find what of the chunk is to run."""
+        plan = await read_plan(self.services, self.lease, self.batch)
+        self._answers.begin(plan)
         self._admitted = self._finished.tally.answered
-        left = left_to_run(records, finished.keys())
-        self._rest = ChunkRest(
-            self._lengths, self.window.seats, records, [each for each, _ in left]
-        )
-        self._finished.rest = self._rest
-        return left
+        self._plan = replace(plan, traits=replace(plan.traits, traceparent=traceparent))
+        return self._plan
 
-    async def _admit(self, requests: list[_Planned]) -> None:
-        descriptor = os.open(self._input_path, os.O_RDONLY)
+    async def _admit(self, plan: ChunkPlan) -> None:
+        descriptor = os.open(plan.input_path, os.O_RDONLY)
+        requests = plan.left
         try:
             given_up = given_up_of(self.lease, len(requests))
             if given_up:
@@ -341,48 +335,55 @@ class ChunkRun:
                 self.admission.leave()
                 suspects = requests[given_up : given_up + NARROWING * size]
                 for first in range(0, len(suspects), size):
-                    await self._admit_some(descriptor, suspects[first : first + size])
+                    await self._admit_some(plan, descriptor, suspects[first : first + size])
                     await self._flusher.until_durable(self._admitted)
                 await patiently(partial(self.services.store.chunks.clear, self.lease), "a chunk")
                 self.runs_alone = False
                 given_up += len(suspects)
-            await self._admit_some(descriptor, requests[given_up:])
+            await self._admit_some(plan, descriptor, requests[given_up:])
         finally:
             os.close(descriptor)
 
-    async def _admit_some(self, descriptor: int, requests: list[_Planned]) -> None:
+    async def _admit_some(
+        self, plan: ChunkPlan, descriptor: int, requests: Sequence[Planned]
+    ) -> None:
         web = file_access(self.services.public_web)
-        order = ChunkOrder(self._lengths, sorts=self.services.settings.order == "prefix")
-        room = self.window.file_room
-        async with Attachments(room, self.admission, self._send, web) as attachments:
+        order = ChunkOrder(plan.lengths, sorts=self.services.settings.order == "prefix")
+        room = self.window.room
+        async with Attachments(room.files, self.admission, self._send, web) as self._attachments:
             async for record, copies, envelope in self._readable(descriptor, requests, order):
                 self._admitted += 1 + len(copies)
-                planned = PlannedRequest.of(record)
-                request = WindowRequest(
-                    planned.ordinal,
-                    envelope.custom_id,
-                    envelope.url,
-                    bytes(envelope.body),
-                    self._deliver,
-                    owner=self.lease.key,
-                    fail=self._fail,
-                    of_batch=self._traits,
-                    unshared_tokens=planned.unshared_tokens,
-                )
-                self._in_window[request.ordinal] = request
-                if self._rest is not None:
-                    self._rest.send(request, planned)
-                if len(copies):
-                    request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
-                if self._retries is not None:
-                    self._retries.follow(request)
+                request = self._request(plan, PlannedRequest.of(record), copies, envelope)
                 prompt = partial(prompt_of, envelope, self.lease.model)
                 if takes_form(request.url) and self.window.serves(request.url):
-                    await attachments.submit(request, prompt)
+                    await self._attachments.submit(request, prompt)
                 else:
                     request.sequences = sequences_of(request.url, request.body)
-                    has_room = partial(self.window.has_room_for, request)
+                    has_room = partial(room.is_there_for, request)
                     await self.admission.submit(partial(self._send, request), prompt, has_room)
+
+    def _request(
+        self,
+        plan: ChunkPlan,
+        planned: PlannedRequest,
+        copies: npt.NDArray[Any],
+        envelope: Envelope,
+    ) -> WindowRequest:
+        request = WindowRequest(
+            planned.ordinal,
+            envelope.custom_id,
+            envelope.url,
+            bytes(envelope.body),
+            self._answers.deliver,
+            owner=self.lease.key,
+            fail=self._fail,
+            of_batch=plan.traits,
+            unshared_tokens=planned.unshared_tokens,
+        )
+        self._answers.follow(request, planned, copies)
+        if plan.retries is not None:
+            plan.retries.follow(request)
+        return request
 
     async def _send(self, request: WindowRequest) -> None:
         # It may have waited for its turn since it was read.
@@ -390,7 +391,7 @@ class ChunkRun:
         await self.window.submit(request)
 
     async def _readable(
-        self, descriptor: int, requests: Sequence[_Planned], order: ChunkOrder
+        self, descriptor: int, requests: Sequence[Planned], order: ChunkOrder
     ) -> AsyncIterator[tuple[Any, npt.NDArray[Any], Envelope]]:
         """What is to run: its plan record, those of its copies, its line.
 
@@ -399,7 +400,7 @@ class ChunkRun:
         left = deque(requests)
         while left:
             left = order.reordered(left)
-            some = _next_to_read(left)
+            some = take_next(left)
             lines = await in_thread(read_envelopes, descriptor, [record for record, _ in some])
             for (record, copies), line in zip(some, lines, strict=True):
                 await self.backpressure.until_off_for(self.lease.key)
@@ -407,11 +408,12 @@ class ChunkRun:
                     yield record, copies, line
                     continue
                 self._admitted += 1
-                self._deliver(int(record["ordinal"]), unprocessed(line.custom_id, line.reason))
+                result = unprocessed(line.custom_id, line.reason)
+                self._answers.deliver(int(record["ordinal"]), result)
                 if len(copies):
                     left.appendleft((copies[0], copies[1:]))
 
-    async def _give_up(self, descriptor: int, requests: Sequence[_Planned]) -> None:
+    async def _give_up(self, descriptor: int, requests: Sequence[Planned]) -> None:
         """Write error lines for requests that ended all processes that ran them, and copies."""
         lease = self.lease
         log.warning(
@@ -420,11 +422,7 @@ class ChunkRun:
             chunk=lease.index,
             requests=len(requests),
         )
-        message = (
-            f"The process that ran this request ended {lease.deaths} times."
-            if lease.deaths > lease.strikes
-            else f"Batchyard failed {lease.strikes} times as it ran this request."
-        )
+        message = given_up_words(lease)
         for record, copies in requests:
             records = [record, *copies]
             custom_ids = await in_thread(read_custom_ids, descriptor, records)
@@ -433,60 +431,12 @@ class ChunkRun:
                 self._finished.keep(int(each["ordinal"]), unprocessed(custom_id, message))
         await self._flusher.until_durable(self._admitted)
 
-    def _deliver_to_all(
-        self, custom_id: str, copies: npt.NDArray[Any], ordinal: int, result: ResultLine
-    ) -> None:
-        self._deliver(ordinal, result)
-        self._copies.add(custom_id, result, copies)
-        self._flusher.look()
-
-    def _deliver(self, ordinal: int, result: ResultLine) -> None:
-        self._finished.keep(ordinal, result)
-        self._finished.has_run = True
-        self._flusher.look()
-        self.on_answer(self._learn(ordinal, result), result)
-
-    def _learn(self, ordinal: int, result: ResultLine) -> Done:
-        """Count the length of the answer; returns what the engine had to do.
-
-        Of several, the first is the one that such a request gets. The work has only that one, as
-        have the estimates of what is left: so the rate says how fast lines are finished.
-        """
-        request = self._in_window.pop(ordinal, None)
-        if request is None or self._rest is None:
-            return Done(0, 0)  # it could not be read, so it was not sent
-        expected = self._rest.answer(request)
-        used = result.first_usage or result.usage
-        output = used.output_tokens
-        self.window.seats.count(request, output)
-        if output:
-            self._lengths.count(expected.length_class, output)
-        elif result.outcome is Outcome.OUTPUT:
-            output = expected.output_tokens  # the engine says nothing of them
-        if result.choices is not None and result.choices < request.sequences:
-            self._finished.fewer_answers += 1
-        more = result.usage.output_tokens - used.output_tokens
-        return Done(expected.prompt_tokens + output + more, output)
-
     @property
     def _flush_seconds(self) -> float:
         """How long finished lines are in memory only, at most."""
         seconds = self.services.settings.flush_seconds
-        return seconds / _FLUSHES_OF_CHAINS if self._traits.is_chained else seconds
-
-    async def _make_copies(self) -> None:
-        for ordinal, result in await self._copies.take_some(self._input_path):
-            self._deliver(ordinal, result)
-
-
-def _next_to_read(left: deque[_Planned]) -> list[_Planned]:
-    """Take the requests that are read next, at least one."""
-    some: list[_Planned] = []
-    size_bytes = 0
-    while left and len(some) < _READ_AHEAD and size_bytes < _READ_AHEAD_BYTES:
-        some.append(left.popleft())
-        size_bytes += int(some[-1][0]["length"])
-    return some
+        is_chained = self._plan is not None and self._plan.traits.is_chained
+        return seconds / _FLUSHES_OF_CHAINS if is_chained else seconds
 
 
 def _raise_error_of(work: asyncio.Task[None]) -> None:

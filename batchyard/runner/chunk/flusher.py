@@ -39,6 +39,8 @@ class Flusher:
         self._make_copies = make_copies
         self._turn = turn
         self._request_count = self._awaited = request_count
+        self.is_awaited = False
+        """Whether no more is admitted before what there is is durable."""
         self._due = asyncio.Event()
         self._flushed = asyncio.Event()
 
@@ -51,12 +53,12 @@ class Flusher:
 
     async def until_durable(self, admitted: int) -> None:
         """Return when so many requests are finished and durable. No more are admitted meanwhile."""
-        self._awaited = admitted
+        self._awaited, self.is_awaited = admitted, True
         self.look()
         while self._finished.tally.answered < admitted or not self._finished.are_durable:
             self._flushed.clear()
             await self._flushed.wait()
-        self._awaited = self._request_count
+        self._awaited, self.is_awaited = self._request_count, False
 
     async def run(self, every_seconds: float) -> None:
         """Make finished lines durable at least so often, and once more when all are there.

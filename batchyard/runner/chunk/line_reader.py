@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -19,9 +19,17 @@ from batchyard.lines.prompt import prompt_key
 from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Iterable
 
+    from batchyard.runner.chunk_plan import Planned
+
 log = event_logger(__name__)
+
+_READ_AHEAD: Final = 64
+"""Requests read from the input at a time."""
+_READ_AHEAD_BYTES: Final = 4 * 1024**2
+"""After so many bytes no more are read at that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,16 @@ class UnreadableLine:
     custom_id: str
     reason: str
     """In our words, with no text of the line."""
+
+
+def take_next(left: deque[Planned]) -> list[Planned]:
+    """Take the requests that are read next, at least one."""
+    some: list[Planned] = []
+    size_bytes = 0
+    while left and len(some) < _READ_AHEAD and size_bytes < _READ_AHEAD_BYTES:
+        some.append(left.popleft())
+        size_bytes += int(some[-1][0]["length"])
+    return some
 
 
 def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:

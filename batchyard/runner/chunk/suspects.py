@@ -48,3 +48,10 @@ def given_up_of(lease: ChunkLease, left: int) -> int:
     if level < _FIRST_GIVEN_UP:
         return 0
     return left if level >= LAST_LEVEL else min(left, NARROWING ** (level - _FIRST_GIVEN_UP))
+
+
+def given_up_words(lease: ChunkLease) -> str:
+    """What the error line of such a request says."""
+    if lease.deaths > lease.strikes:
+        return f"The process that ran this request ended {lease.deaths} times."
+    return f"Batchyard failed {lease.strikes} times as it ran this request."

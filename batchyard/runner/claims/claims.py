@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from batchyard import intervals
+from batchyard.lifecycle import BatchStatus
 from batchyard.runner.chunk.suspects import runs_alone
 from batchyard.runner.window.admission import Admission
 from batchyard.schedule.turns import Beside
@@ -105,6 +106,14 @@ class Claims:
             self._places[lease.key] = Host(standing.roots, lease.first_record)
         self._queue.enter(lease.key, standing)
         return lease
+
+    async def are_over(self, batch_id: str) -> bool:
+        """Whether nothing more of the batch will be there to claim."""
+        store = self._services.store
+        chunks = await store.chunks.summary(batch_id)
+        if chunks.pending == 0 and chunks.leased == len(self._held.leases):
+            return True
+        return (await store.batches.get(batch_id)).status is not BatchStatus.IN_PROGRESS
 
     def admission(self, lease: ChunkLease) -> Admission:
         """How the chunk, which :meth:`next` has returned, gets its requests into the window."""

@@ -11,6 +11,7 @@ from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.runner.chunk.backpressure import Backpressure
 from batchyard.runner.claims.standstill import Standstill
+from batchyard.runner.waits import Waits, shared_by_all
 from batchyard.services.leases.renewal import Renewals
 from batchyard.store import ChunkAction
 
@@ -40,8 +41,9 @@ class HeldChunks:
             self._renew, self.look, lease_seconds=services.settings.lease_seconds
         )
         self.backpressure = Backpressure()
-        self.refusing: str | None = None
-        """Why the engine's server takes nothing, in words; None: it does."""
+        self.waits = Waits(self.backpressure)
+        self.wait: str | None = None
+        """Why none of what runs goes on; None: something does."""
         self._troubles: dict[LeaseKey, str | None] = {}
         """As they were recorded here."""
         self._one_ended = asyncio.Event()
@@ -71,6 +73,7 @@ class HeldChunks:
         """It runs no more, and nothing of it is in the window."""
         del self.running[key]
         self._troubles.pop(key, None)
+        self.waits.forget(key)
         self.backpressure.forget(key)
         self._one_ended.set()
 
@@ -97,7 +100,7 @@ class HeldChunks:
                 else:
                     chunk.stop(actions[key])
 
-    async def look_at_writes(self) -> None:
+    async def look_at_waits(self) -> None:
         """Record why lines wait, or that a chunk's earlier trouble has ended.
 
         If no line can be for the time of a lease, leave to others what is not begun.
@@ -111,12 +114,11 @@ class HeldChunks:
                 log.warning("chunk.given_back", batch=key.batch_id, chunk=key.index)
 
     async def _record_troubles(self) -> None:
+        troubles = {key: self.waits.words_of(chunk) for key, chunk in self.running.items()}
+        self.wait = shared_by_all(troubles.values())
         for key, chunk in list(self.running.items()):
-            before = chunk.lease.trouble
-            trouble = self.backpressure.trouble_of(key) or self.refusing
-            if trouble is None and not chunk.is_prepared:
-                trouble = before
-            if trouble == self._troubles.get(key, before):
+            trouble = troubles[key]
+            if trouble == self._troubles.get(key, chunk.lease.trouble):
                 continue
             # If the database refuses, the next look tries again.
             with contextlib.suppress(StoreError):

@@ -84,6 +84,25 @@ def _leaving_noticed() -> Iterator[None]:
         raise _ApiLeft from error
 
 
+def live_requests(
+    services: Services, engine: Engine, runner_id: str, on_answer: Callable[[TokenUsage], None]
+) -> LiveRequests | None:
+    """The server of a runner whose engine takes live requests; None: it does not."""
+    live = engine.live_server
+    if live is None:
+        return None
+    return LiveRequests(services, engine, live.promise, runner_id, on_answer)
+
+
+async def opened(live: LiveRequests, stack: contextlib.AsyncExitStack) -> LiveRequests | None:
+    """None if this machine cannot take live requests: batches need only the engine."""
+    try:
+        return await stack.enter_async_context(live)
+    except OSError as error:
+        log.error("live.not_open", str(error), model=live.model, runner=live.runner_id)
+        return None
+
+
 class LiveRequests:
     """The server of one runner. Use as an async context manager, while its engine runs.
 
@@ -100,8 +119,9 @@ class LiveRequests:
         on_answer: Callable[[TokenUsage], None],
     ) -> None:
         self._services = services
+        self.model = engine.model
+        self.runner_id = runner_id
         self._engine = engine
-        self._runner_id = runner_id
         self._on_answer = on_answer
         self._secret = secrets.token_urlsafe(32)
         self._most = 2 * engine.max_num_seqs
@@ -123,8 +143,8 @@ class LiveRequests:
             stack.push_async_callback(self._stop_counting, counting)
             address = await self._listen(stack)
             engine = LiveEngine(
-                runner_id=self._runner_id,
-                model=self._engine.model,
+                runner_id=self.runner_id,
+                model=self.model,
                 address=address,
                 secret=self._secret,
             )
@@ -133,7 +153,7 @@ class LiveRequests:
             await patiently(register, "a live engine")
             stack.push_async_callback(self._withdraw)
             self._stack = stack.pop_all()
-        log.info("live.open", model=self._engine.model, address=address)
+        log.info("live.open", model=self.model, address=address)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -257,7 +277,7 @@ class LiveRequests:
         except (aiohttp.ClientError, EngineLost, OSError, ValueError) as error:
             # A time-out is an OSError too.
             outcome = Outcome.LOST
-            log.warning("live.lost", describe(error), model=self._engine.model)
+            log.warning("live.lost", describe(error), model=self.model)
             if response is None or not response.prepared:
                 return web.Response(status=504 if isinstance(error, TimeoutError) else 502)
             # The API must see that something is missing.
@@ -267,7 +287,7 @@ class LiveRequests:
         finally:
             if outcome is not None:
                 tenant = unquote(request.headers.get(TENANT_HEADER, ""))
-                used = self.counts.ended(tenant, self._engine.model, request.path, outcome, meter)
+                used = self.counts.ended(tenant, self.model, request.path, outcome, meter)
                 if is_alive:
                     self._on_answer(used)
 
@@ -335,7 +355,7 @@ class LiveRequests:
             try:
                 await self._count()
             except Exception as error:  # noqa: BLE001 - the next time may go better
-                log.warning("live.not_counted", describe(error), model=self._engine.model)
+                log.warning("live.not_counted", describe(error), model=self.model)
 
     async def _count(self) -> None:
         while True:
@@ -346,7 +366,7 @@ class LiveRequests:
             uses, name = self._uncounted
             # After an error they are sent as they are and under the same name: they may have been
             # counted, if only the reply was lost.
-            await self._services.store.usage.count_live(uses, writer=self._runner_id, name=name)
+            await self._services.store.usage.count_live(uses, writer=self.runner_id, name=name)
             self._uncounted = None
 
     async def _stop_counting(self, counting: asyncio.Task[None]) -> None:
@@ -356,10 +376,10 @@ class LiveRequests:
 
     async def _withdraw(self) -> None:
         try:
-            await self._services.store.live_engines.withdraw(self._runner_id)
+            await self._services.store.live_engines.withdraw(self.runner_id)
         except StoreError as error:
             # It ends with the runner's heartbeat.
-            log.warning("live.not_withdrawn", error, model=self._engine.model)
+            log.warning("live.not_withdrawn", error, model=self.model)
 
 
 def _session(server: LiveServer, timeout_seconds: float) -> aiohttp.ClientSession:

@@ -177,6 +177,11 @@ class AdmissionQueue:
         """Whether the chunk has turns: there are others, and it has not left."""
         return len(self._at) > 1 and key in self._at
 
+    def has_room_for(self, key: LeaseKey) -> bool | None:
+        """Whether there is room for the request with which the chunk waits; None: it does not."""
+        waiting = self._waiting.get(key)
+        return None if waiting is None else waiting.has_room()
+
     def look(self) -> None:
         """There is room for requests that had none."""
         if self._waiting:
@@ -334,6 +339,10 @@ class Admission:
         self._may_return = may_return
         self._slow = slow
         self._one_at_a_time = asyncio.Lock()
+        self.at_hand = 0
+        """How many requests of the chunk wait in :meth:`submit`."""
+        self.is_submitting = False
+        """Whether one of them has had its turn."""
 
     def leave(self) -> None:
         """Let the next chunk begin. A second call does nothing."""
@@ -351,18 +360,34 @@ class Admission:
         chunk: they go in one after the other.
         """
         self._queue.begin(self._key)
-        await self._one_at_a_time.acquire()
-        has_turn = False
+        self.at_hand += 1
         try:
-            if self._queue.has_to_wait(self._key) or not has_room():
-                await self._queue.begin_pass(self._key, self._cost, prompt, has_room)
-                has_turn = True
-            await submitting()
+            await self._one_at_a_time.acquire()
+            has_turn = False
+            try:
+                if self._queue.has_to_wait(self._key) or not has_room():
+                    await self._queue.begin_pass(self._key, self._cost, prompt, has_room)
+                    has_turn = True
+                self.is_submitting = True
+                await submitting()
+            finally:
+                self.is_submitting = False
+                # Before the turn ends: the chunk's next request is to be in the queue by then.
+                self._one_at_a_time.release()
+                if has_turn:
+                    self._queue.end_pass()
         finally:
-            # Before the turn ends: the chunk's next request is to be in the queue by then.
-            self._one_at_a_time.release()
-            if has_turn:
-                self._queue.end_pass()
+            self.at_hand -= 1
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether its next request waits for others to make room for it."""
+        return self._queue.has_room_for(self._key) is False
+
+    @property
+    def lacks_turn(self) -> bool:
+        """Whether its next request has room, and waits for its turn."""
+        return self._queue.has_room_for(self._key) is True
 
     @property
     def is_background(self) -> bool:

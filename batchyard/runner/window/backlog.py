@@ -30,6 +30,16 @@ class Backlog:
         """How many are queued or pause."""
         return len(self.queue) + len(self._pausing)
 
+    @property
+    def pausing(self) -> int:
+        """How many pause."""
+        return len(self._pausing)
+
+    def has_only_pausing(self, owner: Hashable) -> bool:
+        """Whether it has requests of the owner, and each of them pauses."""
+        is_queued = any(request.owner == owner for request in self.queue)
+        return not is_queued and any(request.owner == owner for request in self._pausing)
+
     def all(self) -> Iterator[WindowRequest]:
         """Each of them."""
         return itertools.chain(self.queue, self._pausing)
