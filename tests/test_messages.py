@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.runner.gates import GATES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,6 +39,11 @@ def test_the_product_prints_what_the_page_quotes(quote: str, messages: list[str]
 
 def test_the_page_quotes_messages() -> None:
     assert len(QUOTES) > 20
+
+
+def test_the_page_has_the_gates_in_their_order_with_their_words() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(gate.name, gate.words) for gate in GATES]
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:

@@ -166,7 +166,7 @@ ROOM: Final = ChunkGate(
 )
 TURN: Final = ChunkGate(
     "turn",
-    "lines of other batches go first",
+    "other batches of its model go first",
     lambda chunk: chunk.admission.lacks_turn,
 )
 SLOT: Final = ChunkGate(

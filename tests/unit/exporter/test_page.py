@@ -16,7 +16,14 @@ from batchyard.engine.vllm.vllm import private_folder
 from batchyard.metrics.exporter import scrape
 from batchyard.metrics.exporter.page import make_page
 from batchyard.metrics.exporter.server import application
-from batchyard.metrics.metric_families import FAMILIES, INFLIGHT, LINE_SECONDS, READY, RETRIES
+from batchyard.metrics.metric_families import (
+    FAMILIES,
+    INFLIGHT,
+    LINE_SECONDS,
+    LINES_WAITING,
+    READY,
+    RETRIES,
+)
 from batchyard.metrics.published import FOLDER_VARIABLE, Figures, publishing
 from batchyard.runner.window.counts import BOUNDS, RunnerCounts
 from tests.patience import PATIENCE
@@ -198,6 +205,15 @@ async def test_two_processes_with_the_same_labels_get_different_ones(folder: Pat
         await until_published(folder, 2)
         page = await make_page(folder, [], WORKER)
     assert values(page, INFLIGHT.name) == {("m", "remote"): 1, ("m", "remote-1"): 2}
+
+
+async def test_a_gauge_with_a_label_of_its_own_has_a_sample_for_each_value(folder: Path) -> None:
+    now = Figures(parts={LINES_WAITING.name: {"slot": 3, "turn": 0}})
+    async with publish({"model": "m", "engine": "0"}, now):
+        await until_published(folder)
+        page = await make_page(folder, [], WORKER)
+    assert values(page, LINES_WAITING.name) == {("m", "0", "slot"): 3, ("m", "0", "turn"): 0}
+    assert values(await make_page(folder, [], WORKER), LINES_WAITING.name) == {}
 
 
 async def test_a_file_that_is_not_whole_is_left_out(folder: Path) -> None:
