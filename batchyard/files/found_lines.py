@@ -6,7 +6,7 @@ Arrays with a row for each line, 29 bytes each; the lines themselves stay in the
 from __future__ import annotations
 
 import hashlib
-import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from batchyard.lines.framing import custom_id_of
 from batchyard.logs import event_logger
 from batchyard.results.results import head_of
-from batchyard.services.segments.segments import decode_entries
+from batchyard.services.segments.segment_headers import decode_headers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from batchyard.results.results import Outcome
+    from batchyard.services.new_lines import Segment
 
     Rows = npt.NDArray[Any]
     """An array of :data:`ROW`."""
@@ -63,20 +64,22 @@ class Found(NamedTuple):
         return int(self.rows["length"].sum(dtype=np.uint64))
 
 
-def rows_of_segment(key: str, segment: bytes) -> Rows:
+def rows_of_segment(segment: Segment, requests: int) -> Rows:
     """The lines of a segment, in its order; of a damaged one those before the damage."""
-    rows = []
-    try:
-        for each in decode_entries(segment):
-            line = segment[each.position : each.position + each.length]
-            if len(line) < each.length:
-                break
-            number = id_of(head_of(line).name)
-            rows.append((number, each.position, each.length, each.ordinal, each.outcome))
-    except (struct.error, ValueError):
+    found = decode_headers(segment.data, requests)
+    ids = []
+    with suppress(ValueError):
+        for line in found.lines():
+            ids.append(id_of(head_of(line).name))  # noqa: PERF401 - those before an error are kept
+    if len(ids) < len(found.headers) or not found.is_whole:
         # What comes after the damage is an error line of the batch's file.
-        log.warning("segment.damaged", key=key)
-    return np.array(rows, dtype=ROW)
+        log.warning("segment.damaged", key=segment.key)
+    rows = np.empty(len(ids), dtype=ROW)
+    rows["id"] = np.array(ids, dtype=np.uint64)
+    rows["position"] = found.positions[: len(ids)]
+    for name in ("length", "ordinal", "outcome"):
+        rows[name] = found.headers[name][: len(ids)]
+    return rows
 
 
 def rows_of_lines(lines: list[bytes], position: int, outcome: Outcome) -> Rows:
@@ -147,9 +150,8 @@ class CompletionOrder:
         is_taken = self._places >= 0
         new = []
         for rows in segments:
-            known = rows[rows["ordinal"] < len(is_taken)]
-            _, first = np.unique(known["ordinal"], return_index=True)
-            known = known[np.sort(first)]
+            _, first = np.unique(rows["ordinal"], return_index=True)
+            known = rows[np.sort(first)]
             known = known[~is_taken[known["ordinal"]]]
             is_taken[known["ordinal"]] = True
             new.append(known)

@@ -7,6 +7,7 @@ order that is found is recorded for all processes. Of an ended one it reads the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +27,7 @@ from batchyard.files.found_lines import (
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import Outcome
 from batchyard.services.keys import file_key, stage_prefix
-from batchyard.services.segments.segments import read_object
+from batchyard.services.new_lines import new_segments
 from batchyard.store import NewCompletion
 
 if TYPE_CHECKING:
@@ -83,16 +84,24 @@ class KnownLines:
         """Find the segments that are new. Many readers cost one look a second."""
         if time.monotonic() - self._looked_at < self._services.settings.flush_seconds / 2:
             return
+        if not self.total:
+            # It is being validated, and the error lines of bad lines may still be replaced.
+            return
         await self._read_recorded()
-        keys = [
-            key async for key in self.storage.list(self._prefix) if key not in self._order.segments
-        ]
-        for start in range(0, len(keys), _SEGMENTS_AT_ONCE):
-            await self._record(keys[start : start + _SEGMENTS_AT_ONCE])
+        found: dict[str, Rows] = {}
+        # If one is gone, the batch has ended meanwhile, and its files have the lines of all.
+        with contextlib.suppress(ObjectNotFound):
+            new = new_segments(self.storage, self._prefix, self._order.segments)
+            async with contextlib.aclosing(new) as segments:
+                async for each in segments:
+                    found[each.key] = await in_thread(rows_of_segment, each, self.total)
+                    if len(found) == _SEGMENTS_AT_ONCE:
+                        await self._record(found)
+                        found = {}
+        await self._record(found)
         self._looked_at = time.monotonic()
 
-    async def _record(self, keys: list[str]) -> None:
-        segments = {key: rows for key in keys if (rows := await self._segment(key)) is not None}
+    async def _record(self, segments: dict[str, Rows]) -> None:
         while segments := {k: v for k, v in segments.items() if k not in self._order.segments}:
             new = self._order.new_in(list(segments.values()))
             self._add(
@@ -105,13 +114,6 @@ class KnownLines:
                     ],
                 )
             )
-
-    async def _segment(self, key: str) -> Rows | None:
-        try:
-            segment = await read_object(self.storage, key)
-        except ObjectNotFound:
-            return None  # the batch has ended meanwhile, and its files have these lines
-        return await in_thread(rows_of_segment, key, segment)
 
     async def _read_recorded(self) -> None:
         """What other processes, and this one before a restart, have found."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from batchyard.api.batches.stages import stages_of
 from batchyard.batch.chains import Stage
-from batchyard.control.chains import chain_lines, chain_parts, chain_relay
+from batchyard.control.chains import chain_parts, chain_relay
 from batchyard.control.chains.renderer import Renderer
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import StorageUnavailable, StoreUnavailable
@@ -24,6 +24,7 @@ from batchyard.files.retention import Expired, expire_files, sweep_orphans
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.lines.lines import embedding_inputs
 from batchyard.results.results import answered
+from batchyard.services import new_lines
 from batchyard.services.keys import segment_key, segments_prefix
 from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
 from batchyard.steps.collect import collect
@@ -122,7 +123,7 @@ async def test_lines_of_the_first_stage_that_cannot_be_read_fail_by_themselves(
         segment = await read_object(storage, key)
         return segment[:-1] if key.startswith(first_stage) else segment
 
-    monkeypatch.setattr(chain_lines, "read_object", truncated)
+    monkeypatch.setattr(new_lines, "read_object", truncated)
     async with working(yard):
         batch_id = await yard.create(lines(4), then=(EMBED,))
         first_stage = segments_prefix(batch_id)

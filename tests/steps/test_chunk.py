@@ -28,12 +28,8 @@ from batchyard.runner.window.admission import Admission, AdmissionQueue
 from batchyard.runner.window.window import Window
 from batchyard.services import patience
 from batchyard.services.keys import chunk_prefix, file_key, plan_key, segment_key
-from batchyard.services.segments.segments import (
-    encode_entry,
-    finished_lines,
-    put_bytes,
-    read_object,
-)
+from batchyard.services.new_lines import finished_lines
+from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkAction
 from tests.lifecycle import run_chunks
@@ -169,6 +165,18 @@ async def test_of_two_answers_the_earlier_epochs_counts_for_a_later_owner(yard: 
     await put_bytes(storage, segment_key("batch_a", 0, 2, 0), [good])
     await put_bytes(storage, segment_key("batch_a", 0, 1, 0), [failed])
     assert (await finished_lines(storage, "batch_a", 0))[0].outcome is Outcome.ERROR
+
+
+async def test_lines_that_a_damaged_segment_lacks_run_again(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines("a", "b"))
+    storage, chunks = yard.services.storage, yard.services.store.chunks
+    entries = [encode_entry(n, answered(f"{n}", "req_1", 200, b"{}")) for n in (0, 1)]
+    await put_bytes(storage, segment_key(batch_id, 0, 1, 0), [entries[0], entries[1][:-1]])
+    for lease in await chunks.claim(model=MODEL, owner="lost", lease_seconds=60):
+        await chunks.release(lease)
+    assert await run_chunks(yard.services, MODEL, batch_id=batch_id) == 1
+    assert (await finished_lines(storage, batch_id, 0)).keys() == {0, 1}
+    assert (await chunks.summary(batch_id)).completed == 2
 
 
 async def test_an_epoch_that_comes_again_overwrites_nothing(yard: Yard) -> None:

@@ -12,7 +12,8 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.results.line_errors import count_words
 from batchyard.results.results import NoAnswerCode, answered, unanswered
 from batchyard.services.keys import file_key, segment_key, stage_prefix
-from batchyard.services.segments.segments import decode_entries, encode_entry, put_bytes
+from batchyard.services.segments.segment_headers import decode_headers
+from batchyard.services.segments.segments import encode_entry, put_bytes
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.collect import collect
 from batchyard.steps.collect.collect import collect_results
@@ -235,12 +236,11 @@ async def test_a_segment_is_read_back_as_it_was_written() -> None:
     one = answered("a", "req_1", 200, b'{"usage":{"prompt_tokens":3,"total_tokens":3}}')
     two = unanswered("b", NoAnswerCode.TIMEOUT)
     segment = encode_entry(7, one) + encode_entry(4_000_000_000, two)
-    entries = list(decode_entries(segment))
-    assert [entry.ordinal for entry in entries] == [7, 4_000_000_000]
-    assert [entry.outcome for entry in entries] == [one.outcome, two.outcome]
-    assert entries[0].usage == one.usage
-    for entry, result in zip(entries, (one, two), strict=True):
-        assert segment[entry.position : entry.position + entry.length] == result.line
+    found = decode_headers(segment)
+    assert found.headers["ordinal"].tolist() == [7, 4_000_000_000]
+    assert found.headers["outcome"].tolist() == [one.outcome, two.outcome]
+    assert found.headers["usage"].tolist() == [list(one.usage), list(two.usage)]
+    assert found.lines() == [one.line, two.line]
 
 
 async def test_a_line_that_cannot_be_read_any_more_costs_no_other_line_its_result(

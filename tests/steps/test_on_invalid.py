@@ -203,6 +203,17 @@ async def test_a_validation_that_is_repeated_after_a_kill_gives_each_bad_line_on
     assert (batch.counts, len(await refusals(yard, batch))) == (RequestCounts(8, 3, 5), 5)
 
 
+async def test_who_asks_for_results_before_a_batch_begins_gets_its_bad_lines_afterwards(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = await create(yard, MIXED)
+    await fetch_input(yard.services, batch_id)
+    await prepare_and_die(yard, batch_id, monkeypatch)
+    assert await all_lines(yard, batch_id, "completion") == []
+    await prepare_batch(yard.services, batch_id)
+    assert len(await all_lines(yard, batch_id, "completion")) == 5
+
+
 async def test_bad_lines_of_an_owner_that_lost_its_lease_are_not_stored(yard: Yard) -> None:
     """The next owner may know other rules, and its batch runs."""
     leases = yard.services.store.batch_leases

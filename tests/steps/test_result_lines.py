@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard.results.results import Outcome, ResultLine
 from batchyard.services.segments.segment_headers import decode_headers
-from batchyard.services.segments.segments import decode_entries, encode_entry
+from batchyard.services.segments.segments import encode_entry
 from batchyard.steps.collect import result_lines
 from batchyard.steps.collect.result_lines import ResultLines
 from batchyard.wire import TokenUsage
@@ -123,16 +124,17 @@ async def test_a_file_that_was_cut_short_gives_no_wrong_line(
 
 @pytest.mark.parametrize("cut", range(0, 90, 7))
 def test_headers_are_the_entries_as_far_as_a_segment_is_whole(cut: int) -> None:
-    segment = entry(2, "a", is_copy=True) + entry(0, "bc", is_error=True) + entry(1)
-    found = decode_headers(segment[:cut], 3)
-    entries = [each for each in decode_entries(segment) if each.position + each.length <= cut]
-    assert found.headers["ordinal"].tolist() == [each.ordinal for each in entries]
-    assert found.headers["outcome"].tolist() == [each.outcome for each in entries]
-    assert found.headers["usage"].tolist() == [list(each.usage) for each in entries]
-    assert found.headers["length"].tolist() == [each.length for each in entries]
-    assert found.is_copy.tolist() == [each.is_copy for each in entries]
-    assert found.positions.tolist() == [each.position for each in entries]
-    ends = [0, *(each.position + each.length for each in decode_entries(segment))]
+    entries = [entry(2, "a", is_copy=True), entry(0, "bc", is_error=True), entry(1)]
+    ends = list(accumulate(map(len, entries), initial=0))
+    found = decode_headers(b"".join(entries)[:cut], 3)
+    whole = sum(end <= cut for end in ends[1:])
+    assert found.headers["ordinal"].tolist() == [2, 0, 1][:whole]
+    assert (
+        found.headers["outcome"].tolist() == [Outcome.OUTPUT, Outcome.ERROR, Outcome.OUTPUT][:whole]
+    )
+    assert found.headers["usage"].tolist() == [list(USAGE)] * whole
+    assert found.is_copy.tolist() == [True, False, False][:whole]
+    assert found.lines() == [line(2, "a"), line(0, "bc"), line(1)][:whole]
     assert found.is_whole == (cut in ends)
 
 

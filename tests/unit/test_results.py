@@ -22,7 +22,8 @@ from batchyard.results.results import (
     not_served,
     unanswered,
 )
-from batchyard.services.segments.segments import decode_entries, encode_entry
+from batchyard.services.segments.segment_headers import decode_headers
+from batchyard.services.segments.segments import encode_entry
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
@@ -255,9 +256,9 @@ def test_no_sum_over_a_batch_outgrows_a_64_bit_column() -> None:
 )
 def test_every_usage_fits_into_a_segment(usage: dict[str, Any]) -> None:
     result = answered("a", "r", 200, json.dumps({"usage": usage}).encode())
-    [entry] = decode_entries(encode_entry(0, result))
-    assert entry.usage == result.usage
-    assert all(0 <= count <= MAX_TOKENS for count in entry.usage)
+    [usage_read] = decode_headers(encode_entry(0, result)).headers["usage"].tolist()
+    assert usage_read == list(result.usage)
+    assert all(0 <= count <= MAX_TOKENS for count in usage_read)
 
 
 def test_an_endpoint_that_is_not_served_is_an_error_line_that_says_what_is() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -13,8 +14,9 @@ from batchyard.logs import event_logger
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import Outcome, ResultLine
 from batchyard.services.keys import file_key, segments_prefix, stage_segment_key
+from batchyard.services.new_lines import new_segments
 from batchyard.services.segments.segment_headers import decode_headers
-from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
+from batchyard.services.segments.segments import encode_entry, put_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -159,12 +161,11 @@ class Source:
     async def new_lines(self, services: Services) -> AsyncGenerator[list[FinishedLine]]:
         """What was finished since the last time, a segment at a time; some may come twice."""
         prefix = segments_prefix(self.batch_id)
-        keys = [key async for key in services.storage.list(prefix) if key not in self._seen]
-        for key in keys:
-            segment = await read_object(services.storage, key)
-            yield self._cut(key, segment)
-            # Not before: what could not be handed on is read again.
-            self._seen.add(key)
+        async with aclosing(new_segments(services.storage, prefix, self._seen)) as segments:
+            async for key, segment in segments:
+                yield self._cut(key, segment)
+                # Not before: what could not be handed on is read again.
+                self._seen.add(key)
 
     def _cut(self, key: str, segment: bytes) -> list[FinishedLine]:
         found = decode_headers(segment, len(self.ordinals))
@@ -175,15 +176,12 @@ class Source:
         own = found.headers["ordinal"]
         self._has_come[own] = True
         return [
-            FinishedLine(
-                ordinal, own_ordinal, Outcome(outcome), segment[start : start + length], is_copy
-            )
-            for ordinal, own_ordinal, outcome, start, length, is_copy in zip(
+            FinishedLine(ordinal, own_ordinal, Outcome(outcome), line, is_copy)
+            for ordinal, own_ordinal, outcome, line, is_copy in zip(
                 self.ordinals[own].tolist(),
                 own.tolist(),
                 found.headers["outcome"].tolist(),
-                found.positions.tolist(),
-                found.headers["length"].tolist(),
+                found.lines(),
                 found.is_copy.tolist(),
                 strict=True,
             )

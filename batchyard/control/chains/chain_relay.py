@@ -34,8 +34,8 @@ from batchyard.logs.log_words import describe
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import NoAnswerCode, Outcome, is_refused, of_made_request, unanswered
 from batchyard.services.keys import stage_prefix
+from batchyard.services.new_lines import new_segments
 from batchyard.services.segments.segment_headers import decode_headers
-from batchyard.services.segments.segments import read_object
 from batchyard.steps.collect.collect import DAMAGED, LISTED_AGAIN_SECONDS
 from batchyard.storage.file import os_errors_as_ours
 
@@ -138,10 +138,11 @@ class ChainRelay:
             if not part.is_drained:
                 file_id = batches[part.batch_id].record.input_file_id
                 self._sources.append(Source(part.batch_id, file_id, part.stage, ordinals))
-        async for key in storage.list(stage_prefix(self._chain.id, len(self._stages) + 1)):
-            segment = await read_object(storage, key)
-            for header in decode_headers(segment, len(self._reached)).headers:
-                self._count_end(int(header["ordinal"]), Outcome(header["outcome"]))
+        results = stage_prefix(self._chain.id, len(self._stages) + 1)
+        async with aclosing(new_segments(storage, results)) as segments:
+            async for _, segment in segments:
+                for header in decode_headers(segment, len(self._reached)).headers:
+                    self._count_end(int(header["ordinal"]), Outcome(header["outcome"]))
 
     def _count_end(self, ordinal: int, outcome: Outcome) -> None:
         if self._reached[ordinal] != _ENDED:

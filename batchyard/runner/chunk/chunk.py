@@ -38,7 +38,9 @@ from batchyard.runner.chunk.suspects import (
 from batchyard.runner.chunk_answers import ChunkAnswers
 from batchyard.runner.chunk_plan import read_plan
 from batchyard.runner.window.window_request import WindowRequest
+from batchyard.services.new_lines import finished_lines
 from batchyard.services.patience import patiently
+from batchyard.services.segments.segments import read_object
 from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The entries of a segment as arrays, for those who read millions of them.
+"""The entries of a segment, decoded as arrays: some readers read millions of them.
 
 Not in :mod:`batchyard.services.segments.segments`, which commands import that need no NumPy.
 """
@@ -26,12 +26,15 @@ HEADER: Final = np.dtype(
     ]
 )
 """Of an entry, as an array's element."""
+_ANY_ORDINAL: Final = 2**32
 _LENGTH = struct.Struct(f"<{HEADER.itemsize - 4}xI")
 
 
 class Headers(NamedTuple):
     """The entries of a segment as arrays of one length, in its order."""
 
+    segment: bytes
+    """With the lines themselves."""
     headers: npt.NDArray[Any]
     """Of :data:`HEADER`, with plain outcomes."""
     is_copy: npt.NDArray[np.bool_]
@@ -40,12 +43,25 @@ class Headers(NamedTuple):
     is_whole: bool
     """False: the segment is damaged, and what comes after the damage is left out."""
 
+    def lines(self) -> list[bytes]:
+        """The lines, in the order of the entries."""
+        ends = self.positions + self.headers["length"]
+        return [
+            self.segment[start:end]
+            for start, end in zip(self.positions.tolist(), ends.tolist(), strict=True)
+        ]
 
-def decode_headers(segment: bytes, requests: int) -> Headers:
-    """The entries of a segment, up to the first that no batch of so many requests can have.
+    def pick(self, chosen: npt.NDArray[np.bool_]) -> Headers:
+        """Those of the entries that are chosen."""
+        return self._replace(
+            headers=self.headers[chosen],
+            is_copy=self.is_copy[chosen],
+            positions=self.positions[chosen],
+        )
 
-    The same as :func:`~.segments.decode_entries`, without an object for each.
-    """
+
+def decode_headers(segment: bytes, requests: int = _ANY_ORDINAL) -> Headers:
+    """The entries of a segment, up to the first that no batch of so many requests can have."""
     size, end = HEADER.itemsize, len(segment)
     read_length = _LENGTH.unpack_from
     starts = []
@@ -66,4 +82,4 @@ def decode_headers(segment: bytes, requests: int) -> Headers:
     )
     sound = len(at) if is_sound.all() else int(np.argmin(is_sound))
     is_whole = sound == len(at) and position == end
-    return Headers(headers[:sound], is_copy[:sound], at[:sound] + size, is_whole)
+    return Headers(segment, headers[:sound], is_copy[:sound], at[:sound] + size, is_whole)

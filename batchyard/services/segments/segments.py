@@ -9,16 +9,15 @@ S3, which cannot append. When two epochs hold the same line, the earlier one win
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from batchyard.results.results import Outcome, ResultLine
-from batchyard.services.keys import chunk_prefix
 from batchyard.wire import TokenUsage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Iterable
 
+    from batchyard.results.results import ResultLine
     from batchyard.storage.base import Storage
 
 # Ordinal, outcome (and whether it is a copy), five token counts, line length.
@@ -26,18 +25,6 @@ _HEADER = struct.Struct("<IBIIIIII")
 IS_COPY: Final = 0x80
 """Of the byte with the outcome."""
 _MOST_TOKENS = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentEntry:
-    """One finished line. ``position`` is where ``line`` begins in its segment, bytes."""
-
-    ordinal: int
-    outcome: Outcome
-    usage: TokenUsage
-    is_copy: bool
-    position: int
-    length: int
 
 
 def storable(result: ResultLine) -> ResultLine:
@@ -55,23 +42,6 @@ def encode_entry(ordinal: int, result: ResultLine) -> bytes:
     return _HEADER.pack(ordinal, outcome, *result.usage, len(result.line)) + result.line
 
 
-def decode_entries(segment: bytes) -> Iterator[SegmentEntry]:
-    """The entries of a segment in its order. Raises ``struct.error`` for a damaged one."""
-    position = 0
-    while position < len(segment):
-        ordinal, outcome, *usage, length = _HEADER.unpack_from(segment, position)
-        position += _HEADER.size
-        yield SegmentEntry(
-            ordinal,
-            Outcome(outcome & ~IS_COPY),
-            TokenUsage(*usage),
-            bool(outcome & IS_COPY),
-            position,
-            length,
-        )
-        position += length
-
-
 async def read_object(
     storage: Storage, key: str, *, start: int = 0, stop: int | None = None
 ) -> bytes:
@@ -86,14 +56,3 @@ async def put_bytes(storage: Storage, key: str, parts: Iterable[bytes]) -> None:
         yield b"".join(parts)
 
     await storage.put(key, stream())
-
-
-async def finished_lines(
-    storage: Storage, batch_id: str, chunk_index: int
-) -> dict[int, SegmentEntry]:
-    """What earlier owners of a chunk have finished, by ordinal."""
-    finished: dict[int, SegmentEntry] = {}
-    async for key in storage.list(chunk_prefix(batch_id, chunk_index)):
-        for entry in decode_entries(await read_object(storage, key)):
-            finished.setdefault(entry.ordinal, entry)
-    return finished

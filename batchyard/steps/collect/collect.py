@@ -20,8 +20,8 @@ from batchyard.logs import event_logger
 from batchyard.results.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key, result_key, stage_prefix
+from batchyard.services.new_lines import new_segments
 from batchyard.services.segments.local_copy import local_copy
-from batchyard.services.segments.segments import read_object
 from batchyard.services.services import Progress
 from batchyard.steps.collect.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
@@ -165,13 +165,8 @@ async def _add_segments(
 
     Yields the keys of those that are damaged.
     """
-    storage = services.storage
-
-    async def read(key: str) -> tuple[str, bytes]:
-        return key, await read_object(storage, key)
-
-    reads = (read(key) async for key in storage.list(prefix) if key not in known)
-    async with contextlib.aclosing(in_order(reads, at_once=_READ_AT_ONCE)) as segments:
+    new = new_segments(services.storage, prefix, known, at_once=_READ_AT_ONCE)
+    async with contextlib.aclosing(new) as segments:
         async for key, segment in segments:
             known.add(key)
             if not await lines.add_segment(segment):

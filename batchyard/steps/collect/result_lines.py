@@ -103,16 +103,11 @@ class ResultLines:
 
     def _add_segment(self, segment: bytes) -> bool:
         found = decode_headers(segment, len(self._lengths))
-        is_new = self._is_new(found.headers["ordinal"])
-        headers, starts = found.headers[is_new], found.positions[is_new]
-        counts = headers["usage"].sum(axis=0, dtype=np.uint64)
+        new = found.pick(self._is_new(found.headers["ordinal"]))
+        counts = new.headers["usage"].sum(axis=0, dtype=np.uint64)
         self.usage = self.usage.plus(TokenUsage(*counts.tolist()))
-        self.copies += int(np.count_nonzero(found.is_copy[is_new]))
-        ends = starts + headers["length"]
-        lines = [
-            segment[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        ]
-        self._take(headers["ordinal"], headers["outcome"], lines)
+        self.copies += int(np.count_nonzero(new.is_copy))
+        self._take(new.headers["ordinal"], new.headers["outcome"], new.lines())
         return found.is_whole
 
     def _is_new(self, ordinals: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
