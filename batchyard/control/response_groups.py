@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from batchyard import intervals
-from batchyard.batch.batch_options import OnInvalid
 from batchyard.batch.responses import (
     BATCH_WINDOWS,
     ENDPOINT,
@@ -21,23 +21,21 @@ from batchyard.batch.responses import (
     ResponseStatus,
     end_of,
 )
+from batchyard.control.hidden_batches import make_hidden_batch
 from batchyard.errors import RequestRefused, StoreError, TransitionConflict
 from batchyard.files.cursor import CompletionCursor
-from batchyard.files.parts import wipe_object
 from batchyard.files.read_results import ResultsReader
-from batchyard.files.upload import FileUse, store_content
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
-from batchyard.store import BatchOptions, NewBatch
+from batchyard.store import BatchOptions, HiddenFor, NewBatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+    from collections.abc import Awaitable, Collection
 
     from batchyard.files.cursor import Cursor
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord, ResponseKind, Waiting
-    from batchyard.store.tables.response import WaitingLine
 
 log = event_logger(__name__)
 
@@ -153,25 +151,24 @@ class ResponseGroups:
         )
         if not lines:
             return
-        use = FileUse("responses.jsonl", "batch")
-        stored = await store_content(services, kind.tenant, _content(lines), lambda: use)
-        file = stored.model_copy(update={"holds_responses": True})
-        now = await services.store.database.now()
-        batch = NewBatch(
+        wanted = NewBatch(
             tenant=kind.tenant,
             endpoint=ENDPOINT,
-            input_file_id=file.id,
             completion_window=BATCH_WINDOWS[kind.completion_window],
-            window_seconds=max(1, int(min(each.expires_at for each in lines) - now)),
-            # Each was checked when it was accepted; what is wrong by now is wrong for one of them.
-            options=BatchOptions(models=(kind.model,), on_invalid=OnInvalid.ERROR_FILE),
-            holds_responses=True,
+            options=BatchOptions(models=(kind.model,)),
+            hidden_for=HiddenFor.RESPONSES,
         )
         try:
-            await services.store.responses.collect([each.id for each in lines], file, batch)
+            batch = await make_hidden_batch(
+                services,
+                wanted,
+                [each.line for each in lines],
+                filename="responses.jsonl",
+                expires_at=min(each.expires_at for each in lines),
+                record=partial(services.store.responses.collect, [each.id for each in lines]),
+            )
         except TransitionConflict:
             # One was cancelled just now, or another process was faster.
-            await wipe_object(services, file.storage_key)
             return
         log.info("responses.collected", batch=batch.id, requests=len(lines))
 
@@ -234,11 +231,6 @@ def _patience(waiting: Waiting) -> float:
     if waiting.kind.completion_window != SOONEST:
         looks = _PATIENT_LOOKS
     return looks * intervals.RESPONSES_SECONDS
-
-
-async def _content(lines: Sequence[WaitingLine]) -> AsyncIterator[bytes]:
-    for each in lines:
-        yield each.line
 
 
 def _end_without_line(batch: BatchRecord) -> tuple[ResponseStatus, ResponseError | None]:

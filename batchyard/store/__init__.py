@@ -54,7 +54,7 @@ from batchyard.store.tables.delivery import (
     DeliveryRecord,
     DeliveryStatus,
 )
-from batchyard.store.tables.file import FileRecord, NewFile
+from batchyard.store.tables.file import FileRecord, HiddenFor, NewFile
 from batchyard.store.tables.response import NewResponse, ResponseKind, ResponseRecord, Waiting
 from batchyard.store.tables.upload import NewPart, NewUpload, PartRecord, UploadRecord
 from batchyard.store.tables.webhook import EndpointWithSecret, WebhookEndpointRecord
@@ -110,6 +110,7 @@ __all__ = [
     "EngineLoad",
     "FileRecord",
     "Files",
+    "HiddenFor",
     "Holder",
     "Host",
     "Idempotency",

@@ -113,6 +113,30 @@ async def test_what_was_measured_of_options_is_dropped(empty_url: str) -> None:
     assert "batches" in found
 
 
+async def test_hidden_batches_and_files_of_before_say_what_they_are_for(empty_url: str) -> None:
+    batches = {"responses": "true, NULL", "part": "false, 'own'", "own": "false, NULL"}
+    columns = "(deduplicated_requests, holds_responses, part_of, input_file_id, id,"
+    rows = [
+        _BATCH.replace("input_file_id, ", "")
+        .replace("(id,", columns)
+        .replace("('b',", f"(0, {hidden}, '{name}', '{name}',")
+        .replace("'f', ", "")
+        for name, hidden in batches.items()
+    ]
+    files = {"responses": True, "part": True, "stage": True, "own": False}
+    rows += [
+        "INSERT INTO files (id, holds_responses, tenant, purpose, filename, size_bytes, sha256, "  # noqa: S608 - constants
+        f"storage_key, created_at) VALUES ('{name}', {hidden}, 't', 'batch', 'f', 1, '', 'k', 1)"
+        for name, hidden in files.items()
+    ]
+    await _migrated_to(empty_url, "0035", *rows)
+    async with open_store(empty_url, migrate=True) as store:
+        of_batches = {name: (await store.batches.get(name)).hidden_for for name in batches}
+        of_files = {name: (await store.files.get(name)).hidden_for for name in files}
+    assert of_batches == {"responses": "responses", "part": "chain", "own": None}
+    assert of_files == {**of_batches, "stage": "chain"}
+
+
 def test_the_revisions_are_those_of_alembic() -> None:
     """We read their files' names, because Alembic takes long to import."""
     scripts = ScriptDirectory.from_config(migrations_config())
@@ -175,8 +199,8 @@ async def test_a_database_of_a_later_version_is_refused(empty_url: str, migrate:
             pass
 
 
-async def _migrated_to(url: str, revision: str, statement: str) -> None:
-    """An older version's database, after one ``statement``."""
+async def _migrated_to(url: str, revision: str, *statements: str) -> None:
+    """An older version's database, after these statements."""
 
     def migrate(connection: Connection) -> None:
         config = migrations_config()
@@ -185,7 +209,8 @@ async def _migrated_to(url: str, revision: str, statement: str) -> None:
 
     async def work(connection: AsyncConnection) -> None:
         await connection.run_sync(migrate)
-        await connection.execute(text(statement))
+        for statement in statements:
+            await connection.execute(text(statement))
 
     database = Database(url, migrates=True)
     await database.write(work)

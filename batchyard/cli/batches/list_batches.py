@@ -187,7 +187,7 @@ def _models(batch: BatchRecord) -> str:
     names = ", ".join(batch.models) or _NOTHING
     if batch.part_of is not None:
         return f"{names} (part of {batch.part_of})"
-    return f"{names} (responses)" if batch.holds_responses else names
+    return f"{names} (responses)" if batch.is_hidden else names
 
 
 def _style(batch: BatchRecord) -> str:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import numpy as np
 
-from batchyard.batch.batch_options import OnInvalid
-from batchyard.errors import LeaseLost, TransitionConflict
-from batchyard.files.parts import wipe_object
-from batchyard.files.upload import FileUse, store_content
+from batchyard.control.hidden_batches import make_hidden_batch
 from batchyard.lines.endpoints import ENDPOINTS
 from batchyard.lines.sequences import prompts_in
 from batchyard.logs import event_logger
-from batchyard.store import ChainPart, NewBatch
+from batchyard.store import ChainPart, HiddenFor, NewBatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from batchyard.batch.chains import Stage
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
@@ -133,31 +129,28 @@ async def make_part(
     Raises :class:`~batchyard.errors.LeaseLost`, and
     :class:`~batchyard.errors.TransitionConflict` where the chain no longer runs.
     """
-    use = FileUse(f"{chain.id}_stage{waiting.stage + 1}.jsonl", "batch")
-    stored = await store_content(services, chain.tenant, _content(waiting.lines), lambda: use)
-    file = stored.model_copy(update={"holds_responses": True})
-    batch = _batch_of(chain, stage, file.id, await services.store.database.now())
+    wanted = _batch_of(chain, stage)
     ordinals = np.array(waiting.ordinals, dtype="<u4").tobytes()
-    part = ChainPart(batch_id=batch.id, chain_id=chain.id, stage=waiting.stage, ordinals=ordinals)
-    try:
-        await services.store.chains.add_part(part, file, batch, epoch=epoch)
-    except (LeaseLost, TransitionConflict):
-        # After another error the part may be there: then these are its bytes.
-        await wipe_object(services, file.storage_key)
-        raise
+    part = ChainPart(batch_id=wanted.id, chain_id=chain.id, stage=waiting.stage, ordinals=ordinals)
+    batch = await make_hidden_batch(
+        services,
+        wanted,
+        waiting.lines,
+        filename=f"{chain.id}_stage{waiting.stage + 1}.jsonl",
+        expires_at=chain.expires_at,
+        record=partial(services.store.chains.add_part, part, epoch=epoch),
+    )
     log.info("chain.part_made", batch=chain.id, part=batch.id, requests=len(waiting.lines))
     return batch, part
 
 
-def _batch_of(chain: BatchRecord, stage: Stage, file_id: str, now: float) -> NewBatch:
+def _batch_of(chain: BatchRecord, stage: Stage) -> NewBatch:
     model = stage.model or chain.model
     options = msgspec.structs.replace(
         chain.options,
         mixed_endpoints=False,
         mixed_models=False,
         models=(model,) if model else (),
-        # What is wrong with one line ends that line.
-        on_invalid=OnInvalid.ERROR_FILE,
         error_threshold=None,
         urls={},
         parts=(),
@@ -168,16 +161,9 @@ def _batch_of(chain: BatchRecord, stage: Stage, file_id: str, now: float) -> New
     return NewBatch(
         tenant=chain.tenant,
         endpoint=stage.endpoint,
-        input_file_id=file_id,
         completion_window=chain.completion_window,
-        # No later, or at times it would be in another class of urgency.
-        window_seconds=max(0, chain.expires_at - int(now)),
         options=options,
         output_lifetime_seconds=chain.output_lifetime_seconds,
+        hidden_for=HiddenFor.CHAIN,
         part_of=chain.id,
     )
-
-
-async def _content(lines: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for each in lines:
-        yield each

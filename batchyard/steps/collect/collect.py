@@ -25,7 +25,7 @@ from batchyard.services.segments.local_copy import local_copy
 from batchyard.services.services import Progress
 from batchyard.steps.collect.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
-from batchyard.store import NewFile
+from batchyard.store import HiddenFor, NewFile
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
 from batchyard.wire import RequestCounts, TokenUsage, result_file_id, stage_file_id
 
@@ -208,7 +208,7 @@ async def _write_stages(services: Services, batch: BatchRecord, epoch: int) -> t
                 services, batch, lines.parts(Outcome.OUTPUT), file_id, name, epoch=epoch
             )
         if file is not None:
-            files.append(file.model_copy(update={"holds_responses": True}))
+            files.append(file.model_copy(update={"hidden_for": HiddenFor.CHAIN}))
     return tuple(files)
 
 
@@ -246,7 +246,7 @@ async def _write_lines(
         size_bytes=stored.size_bytes,
         sha256=stored.sha256,
         storage_key=stored.key,
-        holds_responses=batch.is_hidden,
+        hidden_for=batch.hidden_for,
         tenant=batch.tenant,
         lifetime_seconds=batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS,
     )

@@ -13,6 +13,7 @@ from batchyard.services.batch_span import traced
 from batchyard.services.services import Progress
 from batchyard.steps.collect.table import ResultKeys, result_path
 from batchyard.steps.fetch.input_file import wipe_unnamed
+from batchyard.store import HiddenFor
 
 if TYPE_CHECKING:
     from batchyard.locations.access import Access, Location
@@ -64,7 +65,9 @@ async def _delete_unwanted(services: Services, batch: BatchRecord) -> None:
 
     Who deletes the last response of a batch that has ended deletes them then.
     """
-    if not batch.holds_responses or await services.store.responses.has_any(batch.id):
+    if batch.hidden_for is not HiddenFor.RESPONSES:
+        return
+    if await services.store.responses.has_any(batch.id):
         return
     file_ids = (batch.input_file_id, batch.output_file_id, batch.error_file_id)
     for file in await services.store.files.delete_unread([each for each in file_ids if each]):

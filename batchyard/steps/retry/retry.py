@@ -28,7 +28,7 @@ from batchyard.steps.create.destinations import check_destinations, url_facts
 from batchyard.steps.fetch.input_file import wipe_unnamed
 from batchyard.steps.retry.retry_lines import ALL_FAILED, chosen_lines, lines_of
 from batchyard.storage.file import os_errors_as_ours
-from batchyard.store import NewBatch, NewFile
+from batchyard.store import HiddenFor, NewBatch, NewFile
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ async def _files_of(services: Services, batch: BatchRecord, choice: LineChoice) 
 
 
 def _check_ended(batch: BatchRecord) -> None:
-    if batch.holds_responses:
+    if batch.hidden_for is HiddenFor.RESPONSES:
         raise _refused(
             f"{batch.id} holds background responses: their clients see how each of them ended, "
             "and ask again.",

@@ -107,7 +107,7 @@ class Files(Aggregate):
         of the tenant. One that was deleted meanwhile still marks its place.
         """
         statement = select(FILES).where(
-            FILES.c.tenant == tenant, _IS_CURRENT, FILES.c.holds_responses.is_(False)
+            FILES.c.tenant == tenant, _IS_CURRENT, FILES.c.hidden_for.is_(None)
         )
         if purpose is not None:
             statement = statement.where(FILES.c.purpose == purpose)

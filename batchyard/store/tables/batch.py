@@ -18,8 +18,8 @@ from sqlalchemy import (
     Index,
     Text,
     and_,
-    false,
     literal_column,
+    or_,
 )
 from sqlmodel import Field, SQLModel
 
@@ -34,6 +34,7 @@ from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.logs.time_words import bare_moment
 from batchyard.plan.lengths import LengthClass
 from batchyard.store.tables.batch_options import BatchOptions
+from batchyard.store.tables.file import HiddenFor
 from batchyard.time_units import DAY_SECONDS
 from batchyard.wire import (
     Amount,
@@ -88,12 +89,11 @@ class _BatchColumns(Record):
     notify_email: str | None = Field(default=None, repr=False)
     """The address that gets an e-mail when it ends."""
     message_requests: int | None = Field(default=None, sa_type=BigInteger)
-    """The requests of a Message Batch that has not been deleted; None: it is none."""
-    holds_responses: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
-    """Its lines are background responses: its tenant neither created it nor sees it."""
+    """Of a Message Batch that has not been deleted: how many requests it has; None: it is none."""
+    hidden_for: HiddenFor | None = Field(default=None, sa_type=EnumText(HiddenFor))
+    """What it is for, if its tenant neither created it nor sees it."""
     part_of: str | None = None
-    """The chain of which it has lines of a further stage: its tenant neither created it nor sees
-    it. None: it is no part of a chain."""
+    """The chain of which it has lines of a further stage. None: it is no part of a chain."""
     stages: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
     """How many further stages its lines go through. 0: it is no chain."""
 
@@ -105,7 +105,7 @@ class _BatchColumns(Record):
     @property
     def is_hidden(self) -> bool:
         """Whether its tenant neither created it nor sees it."""
-        return self.holds_responses or self.part_of is not None
+        return self.hidden_for is not None
 
 
 class NewBatch(_BatchColumns):
@@ -359,18 +359,14 @@ def _lines(number: int) -> str:
 
 def seen_by(tenant: str) -> ColumnElement[bool]:
     """The batch is the tenant's, and neither holds its background responses nor is a part."""
-    return and_(
-        works_for(tenant),
-        BATCHES.c.part_of.is_(None),
-    )
+    return and_(BATCHES.c.tenant == tenant, BATCHES.c.hidden_for.is_(None))
 
 
 def works_for(tenant: str) -> ColumnElement[bool]:
     """The batch is one that the tenant sees, or a part of it."""
-    return and_(
-        BATCHES.c.tenant == tenant,
-        BATCHES.c.holds_responses.is_(False),
-    )
+    hidden_for = BATCHES.c.hidden_for
+    is_wanted = or_(hidden_for.is_(None), hidden_for == HiddenFor.CHAIN)
+    return and_(BATCHES.c.tenant == tenant, is_wanted)
 
 
 def has_no_owner(table: FromClause) -> ColumnElement[bool]:

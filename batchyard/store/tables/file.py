@@ -5,17 +5,27 @@ Changing them is in ``files``.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import BigInteger, Index, false
+from sqlalchemy import BigInteger, Index
 from sqlmodel import Field
 
-from batchyard.database.columns import Record, Row
+from batchyard.database.columns import EnumText, Record, Row
 from batchyard.wire import File, new_file_id
 
 FILE_LIFETIME_SECONDS: Final = 2_592_000
 """30 days, as at OpenAI: what is usual, and the most that may be asked for."""
 LEAST_LIFETIME_SECONDS: Final = 3600
+
+
+class HiddenFor(StrEnum):
+    """What a batch is for that its tenant neither created nor sees, or a file of one."""
+
+    RESPONSES = "responses"
+    """Its lines are background responses."""
+    CHAIN = "chain"
+    """It has lines of one stage of a chain."""
 
 
 class _FileColumns(Record):
@@ -26,9 +36,8 @@ class _FileColumns(Record):
     size_bytes: int = Field(sa_type=BigInteger)
     sha256: str
     storage_key: str
-    holds_responses: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
-    """It is a file of a batch that its tenant does not see, of background responses or of a part of
-    a chain: no list of its tenant's has it."""
+    hidden_for: HiddenFor | None = Field(default=None, sa_type=EnumText(HiddenFor))
+    """What it is for, if no list of its tenant's has it."""
 
 
 class NewFile(_FileColumns):

@@ -11,7 +11,7 @@ from batchyard.batch.chains import Stage
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.schedule.forecast import OpenWork
-from batchyard.store import ChainPart, NewChunk
+from batchyard.store import ChainPart, HiddenFor, NewChunk
 from batchyard.store.tables.batch import BATCHES
 from batchyard.wire import new_batch_id
 from tests.contract.store.samples import (
@@ -368,8 +368,8 @@ async def chain_with_parts(store: Store, *models: str) -> list[str]:
     chain = await store.batches.create(new_batch(then=stages), owner="me", lease_seconds=60)
     ids = [(await begin(store, chain.id)).id]
     for model in models:
-        file = new_file(holds_responses=True)
-        batch = new_batch(input_file_id=file.id, part_of=chain.id)
+        file = new_file(hidden_for=HiddenFor.CHAIN)
+        batch = new_batch(input_file_id=file.id, hidden_for=HiddenFor.CHAIN, part_of=chain.id)
         part = ChainPart(batch_id=batch.id, chain_id=chain.id, stage=1, ordinals=b"")
         await store.chains.add_part(part, file, batch, epoch=1)
         ids.append((await begin(store, batch.id, model=model)).id)

@@ -10,7 +10,7 @@ import pytest
 from batchyard.batch.chains import Stage
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.store import BatchRecord, ChainPart, NewFile, Store, open_store
+from batchyard.store import BatchRecord, ChainPart, HiddenFor, NewFile, Store, open_store
 from batchyard.store.chain import chains
 from tests.contract.store.outbox_samples import endpoint
 from tests.contract.store.samples import begin, finish, new_batch, new_file
@@ -29,8 +29,10 @@ async def begun_chain(store: Store) -> BatchRecord:
 
 async def part_of(store: Store, chain: BatchRecord, *, epoch: int = 1) -> str:
     """The id of a new part that has the chain's first and third request."""
-    file = new_file(tenant="a", holds_responses=True)
-    batch = new_batch(tenant="a", input_file_id=file.id, part_of=chain.id)
+    file = new_file(tenant="a", hidden_for=HiddenFor.CHAIN)
+    batch = new_batch(
+        tenant="a", input_file_id=file.id, hidden_for=HiddenFor.CHAIN, part_of=chain.id
+    )
     part = ChainPart(batch_id=batch.id, chain_id=chain.id, stage=1, ordinals=b"\0\0\0\0\2\0\0\0")
     await store.chains.add_part(part, file, batch, epoch=epoch)
     return batch.id
@@ -162,7 +164,9 @@ async def test_what_an_ended_chain_needed_only_while_it_ran_can_be_deleted(
     part, others = await part_of(store, chain), await part_of(store, other)
     for each in (part, others):
         await begin(store, each)
-        results = {kind: new_file(tenant="a", holds_responses=True) for kind in ("output", "error")}
+        results = {
+            kind: new_file(tenant="a", hidden_for=HiddenFor.CHAIN) for kind in ("output", "error")
+        }
         await end(store, each, status, **results)
     assert await with_files(store) == []
     own = new_file(tenant="a")
@@ -185,7 +189,7 @@ async def test_a_part_that_has_not_ended_keeps_its_files(store: Store) -> None:
     ended, running = await part_of(store, chain), await part_of(store, chain)
     for each in (ended, running):
         await begin(store, each)
-    output = new_file(tenant="a", holds_responses=True)
+    output = new_file(tenant="a", hidden_for=HiddenFor.CHAIN)
     record = await end(store, ended, BatchStatus.COMPLETED, output=output)
     await end(store, chain.id, BatchStatus.CANCELLED)
     found = await store.chains.files_of_parts(chain.id)

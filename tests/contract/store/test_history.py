@@ -10,7 +10,7 @@ from sqlalchemy.event import listen, remove
 
 from batchyard.batch.chains import Stage
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import ChainPart, EngineLoad, RunnerKind
+from batchyard.store import ChainPart, EngineLoad, HiddenFor, RunnerKind
 from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.store.batch.history import MOST_POINTS, POINT_SECONDS, POINTS, too_many
 from batchyard.wire import BatchUsage, RequestCounts
@@ -185,8 +185,8 @@ async def test_the_stages_of_a_chain_count_once_and_when_they_were_answered(stor
         new_batch(tenant="a", then=(stage,)), owner="me", lease_seconds=60
     )
     await begin(store, chain.id)
-    file = new_file(tenant="a", holds_responses=True)
-    new = new_batch(tenant="a", input_file_id=file.id, part_of=chain.id)
+    file = new_file(tenant="a", hidden_for=HiddenFor.CHAIN)
+    new = new_batch(tenant="a", input_file_id=file.id, hidden_for=HiddenFor.CHAIN, part_of=chain.id)
     ordinals = bytes(40)
     part = ChainPart(batch_id=new.id, chain_id=chain.id, stage=1, ordinals=ordinals)
     await store.chains.add_part(part, file, new, epoch=1)

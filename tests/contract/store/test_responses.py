@@ -14,7 +14,7 @@ from batchyard.errors import (
     StorageLimitExceeded,
     TransitionConflict,
 )
-from batchyard.store import NewResponse, Quota, ResponseKind, ResponseRecord, Store
+from batchyard.store import HiddenFor, NewResponse, Quota, ResponseKind, ResponseRecord, Store
 from batchyard.store.response import responses
 from tests.contract.store.outbox_samples import endpoint
 from tests.contract.store.samples import begin, new_batch, new_file
@@ -43,8 +43,8 @@ async def accepted(
 
 async def collected(store: Store, *names: str) -> str:
     """The id of a new batch that holds these."""
-    file = new_file(tenant=KIND.tenant, holds_responses=True)
-    batch = new_batch(tenant=KIND.tenant, input_file_id=file.id, holds_responses=True)
+    file = new_file(tenant=KIND.tenant, hidden_for=HiddenFor.RESPONSES)
+    batch = new_batch(tenant=KIND.tenant, input_file_id=file.id, hidden_for=HiddenFor.RESPONSES)
     await store.responses.collect(names, file, batch)
     return batch.id
 

@@ -17,7 +17,7 @@ from batchyard.batch_error import BatchError
 from batchyard.errors import StoreUnavailable, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.results.results import MAX_TOKENS
-from batchyard.store import ChainPart, LiveUse, NewChunk, Store, UsageTotal, open_store
+from batchyard.store import ChainPart, HiddenFor, LiveUse, NewChunk, Store, UsageTotal, open_store
 from batchyard.store.overview import Asked
 from batchyard.store.tables.batch import BATCHES
 from batchyard.store.tables.chunk import CHUNKS
@@ -434,8 +434,8 @@ async def chain_with_part(store: Store, first_model: str = MODEL) -> tuple[str, 
     await begin(store, chain.id, model=first_model)
     (lease,) = await store.chunks.claim(model=first_model, owner="a", lease_seconds=60)
     await store.chunks.complete(lease, completed=9, failed=1, usage=USAGE)
-    file = new_file(holds_responses=True)
-    part = new_batch(input_file_id=file.id, part_of=chain.id)
+    file = new_file(hidden_for=HiddenFor.CHAIN)
+    part = new_batch(input_file_id=file.id, hidden_for=HiddenFor.CHAIN, part_of=chain.id)
     ordinals = b"\0\0\0\0\2\0\0\0"
     as_part = ChainPart(batch_id=part.id, chain_id=chain.id, stage=1, ordinals=ordinals)
     await store.chains.add_part(as_part, file, part, epoch=1)
