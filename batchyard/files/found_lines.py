@@ -6,7 +6,7 @@ Arrays with a row for each line, 29 bytes each; the lines themselves stay in the
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from batchyard.results.results import head_of
 from batchyard.services.segments.segment_headers import decode_headers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     import numpy.typing as npt
 
@@ -102,17 +102,18 @@ def ids_of_requests(lines: list[bytes]) -> npt.NDArray[np.uint64]:
     return np.array(ids, dtype=np.uint64)
 
 
-async def whole_lines(blocks: AsyncIterable[bytes]) -> AsyncIterator[list[bytes]]:
-    """Whole lines, those of one block at a time, with their line ends."""
+async def whole_lines(blocks: AsyncGenerator[bytes]) -> AsyncGenerator[list[bytes]]:
+    """Whole lines, those of one block at a time, with their line ends. Closes ``blocks``."""
     pending: list[bytes] = []
-    async for block in blocks:
-        first, end, rest = block.partition(b"\n")
-        if not end:
-            pending.append(block)
-            continue
-        *lines, last = rest.split(b"\n")
-        yield [b"".join([*pending, first, b"\n"]), *(line + b"\n" for line in lines)]
-        pending = [last] if last else []
+    async with aclosing(blocks):
+        async for block in blocks:
+            first, end, rest = block.partition(b"\n")
+            if not end:
+                pending.append(block)
+                continue
+            *lines, last = rest.split(b"\n")
+            yield [b"".join([*pending, first, b"\n"]), *(line + b"\n" for line in lines)]
+            pending = [last] if last else []
     if pending:
         yield [b"".join(pending)]
 

@@ -202,15 +202,16 @@ async def _cut(storage: Storage, key: str, spans: Spans) -> AsyncGenerator[bytes
     todo = iter(spans)
     start, end = next(todo)
     stream = storage.get(key, start=position, stop=spans[-1][1])
-    async for block in stream:
-        held += block
-        while position + len(held) >= end:
-            line = bytes(held[start - position : end - position])
-            del held[: end - position]
-            position = end
-            yield line
-            following = next(todo, None)
-            if following is None:
-                return
-            start, end = following
+    async with contextlib.aclosing(stream):
+        async for block in stream:
+            held += block
+            while position + len(held) >= end:
+                line = bytes(held[start - position : end - position])
+                del held[: end - position]
+                position = end
+                yield line
+                following = next(todo, None)
+                if following is None:
+                    return
+                start, end = following
     raise ObjectChanged(f"{key} is shorter than it was.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
     from pathlib import Path
 
 
@@ -47,10 +47,11 @@ class Storage(Protocol):
         """
         ...
 
-    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
         """Stream bytes ``start`` (inclusive) to ``stop`` (exclusive; ``None``: the end).
 
-        Raises :class:`~batchyard.errors.ObjectNotFound` on the first step.
+        Who stops before the end closes the stream. Raises
+        :class:`~batchyard.errors.ObjectNotFound` on the first step.
         """
         ...
 

@@ -23,7 +23,7 @@ from batchyard.storage.file import (
 from batchyard.storage.key import checked_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
     from batchyard.storage.base import StoredObject
 
@@ -48,7 +48,7 @@ class LocalStorage:
             await in_thread(make_folder, path.parent)
         return replace(await write_file(path, parts, is_private=True), key=key)
 
-    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
         """Stream the file in blocks. See :class:`Storage`."""
         return read_file(self._path(key), start=start, stop=stop, name=key)
 

@@ -16,7 +16,7 @@ from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
 from batchyard.storage.key import checked_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
     from pathlib import Path
 
     from batchyard.storage.base import StoredObject
@@ -43,7 +43,7 @@ class MemoryStorage:
 
     async def get(
         self, key: str, *, start: int = 0, stop: int | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Stream a copy. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         content = self._content(key)[start:stop]
         for begin in range(0, len(content), BLOCK_BYTES):

@@ -15,7 +15,7 @@ from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
 from batchyard.storage.key import checked_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
     from pathlib import Path
 
     from batchyard.storage.base import ListedObject
@@ -41,7 +41,7 @@ class S3Storage:
         written = await self._bucket.write(self._name(key), parts)
         return StoredObject(key, written.size_bytes, written.sha256)
 
-    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
         """Stream the object; a broken connection is resumed. See :class:`Storage`."""
         return self._bucket.read(self._name(key), start=start, stop=stop)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from batchyard.storage.base import Storage
 
@@ -16,7 +16,7 @@ class ReadAfter:
     def __init__(self, storage: Storage, then: Callable[[], Awaitable[None]]) -> None:
         self._storage, self._then = storage, then
 
-    async def get(self, key: str, **wanted: Any) -> AsyncIterator[bytes]:
+    async def get(self, key: str, **wanted: Any) -> AsyncGenerator[bytes]:
         await self._then()
         async for block in self._storage.get(key, **wanted):
             yield block
@@ -28,7 +28,7 @@ class ReadAfter:
 class ReadBefore(ReadAfter):
     """``storage``, which awaits ``then`` once it has read an object."""
 
-    async def get(self, key: str, **wanted: Any) -> AsyncIterator[bytes]:
+    async def get(self, key: str, **wanted: Any) -> AsyncGenerator[bytes]:
         async for block in self._storage.get(key, **wanted):
             yield block
         await self._then()

@@ -36,7 +36,7 @@ from tests.steps.conftest import Yard, chat_line
 from tests.steps.test_join import created, line, uploaded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -218,7 +218,7 @@ async def test_several_files_of_an_object_store_that_is_away_end_no_batch(yard: 
 
         async def get(
             self, key: str, *, start: int = 0, stop: int | None = None
-        ) -> AsyncIterator[bytes]:
+        ) -> AsyncGenerator[bytes]:
             if self.is_away:
                 raise StorageUnavailable("Away.")
             async for block in super().get(key, start=start, stop=stop):

@@ -279,7 +279,7 @@ class FailingStorage(LocalStorage):
 
     async def get(
         self, key: str, *, start: int = 0, stop: int | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         self._check("get", key)
         async for part in super().get(key, start=start, stop=stop):
             yield part
@@ -736,7 +736,7 @@ async def test_a_suspect_waits_for_a_batch_whose_next_chunk_is_slow_to_begin(yar
     class SecondPlanHangs(LocalStorage):
         async def get(
             self, key: str, *, start: int = 0, stop: int | None = None
-        ) -> AsyncIterator[bytes]:
+        ) -> AsyncGenerator[bytes]:
             nonlocal plans_read
             if key == plan_key(his, 0):
                 plans_read += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from batchyard.services.segments.segments import encode_entry, put_bytes
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncGenerator, AsyncIterator, Collection
 
     from batchyard.files.cursor import Order
     from batchyard.files.read_results import FinishedLine
@@ -475,12 +476,28 @@ async def test_many_segments_are_recorded_in_several_transactions(
 async def test_lines_are_whole_however_their_blocks_are_cut(size: int) -> None:
     data = b"a\n\nbcd\nefghij\nk"
 
-    async def blocks() -> AsyncIterator[bytes]:
+    async def blocks() -> AsyncGenerator[bytes]:
         for start in range(0, len(data), size):
             yield data[start : start + size]
 
     found = [line async for lines in whole_lines(blocks()) for line in lines]
     assert found == [b"a\n", b"\n", b"bcd\n", b"efghij\n", b"k"]
+
+
+async def test_the_stream_of_lines_is_closed_where_a_reader_stops() -> None:
+    is_closed = False
+
+    async def blocks() -> AsyncGenerator[bytes]:
+        nonlocal is_closed
+        try:
+            yield b"a\nb\n"
+            yield b"c\n"
+        finally:
+            is_closed = True
+
+    async with aclosing(whole_lines(blocks())) as lines:
+        assert await anext(lines) == [b"a\n", b"b\n"]
+    assert is_closed
 
 
 async def test_readers_of_a_run_get_what_its_files_have(yard: Yard) -> None:

@@ -202,14 +202,13 @@ async def _input_line(services: Services, response_id: str) -> bytes:
 
 async def _line_of(storage: Storage, key: str, custom_id: str) -> bytes | None:
     name = custom_id.encode()
-    found = [
-        line
-        async for lines in whole_lines(storage.get(key))
-        for line in lines
-        # The first is faster, and also finds a prompt that has the name.
-        if name in line and custom_id_of(line) == custom_id
-    ]
-    return found[0] if found else None
+    async with contextlib.aclosing(whole_lines(storage.get(key))) as blocks:
+        async for lines in blocks:
+            for line in lines:
+                # The first is faster, and also finds a prompt that has the name.
+                if name in line and custom_id_of(line) == custom_id:
+                    return line
+    return None
 
 
 def _place_of(item_id: str, ids: list[str]) -> int:

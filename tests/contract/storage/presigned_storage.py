@@ -16,7 +16,7 @@ from batchyard.storage.file import make_folder, write_file
 from batchyard.storage.key import checked_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
     from batchyard.locations.web import WebAccess
     from batchyard.storage.base import StoredObject
@@ -48,7 +48,7 @@ class PresignedStorage:
 
     async def get(
         self, key: str, *, start: int = 0, stop: int | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         content = bytearray()
         async for block in self._whole(key):
             content += block
