@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import WithJsonSchema
 
 from batchyard.api.http.api_error import ApiError
+from batchyard.api.begun_stream import begun
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.http.pages import limit_schema, read_paging
 from batchyard.api.http.route import HEADERS, Route
@@ -19,7 +20,7 @@ from batchyard.files.read_results import BOTH, ResultsReader
 from batchyard.results.results import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from batchyard.files.read_results import ResultsPage
 
@@ -128,7 +129,7 @@ async def list_results(
             outcomes=_KINDS[_one_of("kind", kind) or "all"],
         )
         return StreamingResponse(
-            await _opened(page),
+            await begun(_blocks(page)),
             media_type=_JSONL,
             headers={
                 **_headers(str(page.next), has_more=page.has_more),
@@ -164,26 +165,14 @@ def _headers(after: str, *, has_more: bool) -> dict[str, str]:
     }
 
 
-async def _opened(page: ResultsPage) -> AsyncIterator[bytes]:
-    """The page in blocks, the first of them read already: lines that are gone are no 200."""
-    blocks = _blocks(page)
-    first = await anext(blocks, b"")
-
-    async def all_blocks() -> AsyncIterator[bytes]:
-        yield first
-        async for block in blocks:
-            yield block
-
-    return all_blocks()
-
-
 async def _blocks(page: ResultsPage) -> AsyncGenerator[bytes]:
     block = bytearray()
-    async for each in page.lines():
-        block += each.line
-        if len(block) >= _BLOCK_BYTES:
-            yield bytes(block)
-            block.clear()
+    async with aclosing(page.lines()) as lines:
+        async for each in lines:
+            block += each.line
+            if len(block) >= _BLOCK_BYTES:
+                yield bytes(block)
+                block.clear()
     if block:
         yield bytes(block)
 

@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import WithJsonSchema
 
 from batchyard.api.http.api_error import ApiError
+from batchyard.api.begun_stream import begun
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.http.body import body_stream
 from batchyard.api.http.errors import missing
@@ -255,19 +256,12 @@ async def _opened(caller: Caller, file: FileRecord, start: int, stop: int) -> As
     """The bytes, the first of them read already: an object that is gone must not be a 200."""
     stream = caller.services.storage.get(file.storage_key, start=start, stop=stop)
     try:
-        first = await anext(aiter(stream), b"")
+        return await begun(stream)
     except StorageError:
         # A file that was deleted meanwhile is an unknown file: 404. An operator may read another
         # tenant's.
         await _file(caller, file.id, file.tenant)
         raise
-
-    async def blocks() -> AsyncIterator[bytes]:
-        yield first
-        async for block in stream:
-            yield block
-
-    return blocks()
 
 
 def _range(header: str | None, size_bytes: int) -> tuple[int, int] | None:

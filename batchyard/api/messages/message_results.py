@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from batchyard.api.http.api_error import ApiError
+from batchyard.api.begun_stream import begun
 from batchyard.api.http.message_errors import MessageError, message_error
 from batchyard.batch_error import BatchError
 from batchyard.errors import (
@@ -142,20 +143,12 @@ async def open_results(services: Services, batch: BatchRecord) -> AsyncIterator[
 
     Raises 404 where they are no longer kept, and :class:`~batchyard.errors.StorageError`.
     """
-    blocks = _blocks(services, batch)
     try:
-        first = await anext(blocks, b"")
+        return await begun(_blocks(services, batch))
     except (ObjectNotFound, RecordNotFound):
         raise ApiError(
             404, "The results are no longer kept: they were deleted or have expired."
         ) from None
-    return _behind(first, blocks)
-
-
-async def _behind(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for block in rest:
-        yield block
 
 
 async def _blocks(services: Services, batch: BatchRecord) -> AsyncGenerator[bytes]:
