@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from batchyard.engine.vllm.guardian import signal_group
+from batchyard.processes.guardian import signal_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -17,7 +17,7 @@ from batchyard.time_units import HOUR_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchyard.engine.vllm.guarded_process import GuardedProcess
+    from batchyard.processes.guarded_process import GuardedProcess
 
 _POLL_SECONDS: Final = 0.1
 _TRY_SECONDS: Final = 30.0

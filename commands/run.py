@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchyard.batch.batch_options import Door
-from batchyard.cli.batch_options import asked, of_batch
+from batchyard.cli.batches.batch_options import asked, of_batch
 from batchyard.cli.terminal import options
 from batchyard.cli.terminal.engine_words import PassThroughCommand
 from batchyard.cli.terminal.progress import ProgressDisplay

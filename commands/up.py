@@ -33,9 +33,9 @@ from batchyard.cli.terminal.progress import ProgressDisplay
 from batchyard.cli.terminal.say import say
 from batchyard.cli.terminal.stoppable import stop_signals
 from batchyard.dispatch import PrefectApi, start_reconciler
-from batchyard.engine.vllm.guarded_process import GuardedProcess
 from batchyard.errors import SettingsError
 from batchyard.logs.rotation import rotate
+from batchyard.processes.guarded_process import GuardedProcess
 from batchyard.services.machine.connections import connections
 from batchyard.services.machine.home import HomeWatch, in_home
 from batchyard.services.services import Progress

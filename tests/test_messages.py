@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.runner.gates import GATES
+from batchyard.runner.window.gates import GATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from batchyard.results.results import Outcome
-    from batchyard.services.new_lines import Segment
+    from batchyard.services.segments.new_lines import Segment
 
     Rows = npt.NDArray[Any]
     """An array of :data:`ROW`."""

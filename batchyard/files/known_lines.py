@@ -27,7 +27,7 @@ from batchyard.files.found_lines import (
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import Outcome
 from batchyard.services.keys import file_key, stage_prefix
-from batchyard.services.new_lines import new_segments
+from batchyard.services.segments.new_lines import new_segments
 from batchyard.store import NewCompletion
 
 if TYPE_CHECKING:

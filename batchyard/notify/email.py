@@ -14,7 +14,7 @@ from email.message import EmailMessage
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from batchyard.batches.facts import error_words, facts_of
+from batchyard.batch.facts import error_words, facts_of
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs.printable import printable
 

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from batchyard.batch.facts import facts_of, token_words
 from batchyard.batch.prices import cost_words
-from batchyard.batches.facts import facts_of, token_words
 from batchyard.errors import RecordNotFound
 from batchyard.files.failures import Findings, find
 from batchyard.lifecycle import STOPPABLE, TERMINAL

@@ -1,4 +1,4 @@
-"""The child's side of :mod:`batchyard.processes.child_program`: limits, and the loop that answers requests.
+"""The child's side of :mod:`.child_program`: limits, and the loop that answers requests.
 
 Run as a script, with a Python file and :class:`Limits` as JSON. The file has a generator
 ``answers``: it takes the requests and yields each part of the answers, with whether it is the last

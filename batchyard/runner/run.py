@@ -17,7 +17,7 @@ from batchyard.logs.log_words import describe
 from batchyard.metrics import metric_families as families
 from batchyard.runner.chunk.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk.chunk import ChunkRun
-from batchyard.runner.chunk_plan import BatchSources
+from batchyard.runner.chunk.chunk_plan import BatchSources
 from batchyard.runner.claims.held_chunks import HeldChunks
 from batchyard.runner.claims.inputs import Inputs
 from batchyard.runner.claims.returns import Returns
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine
     from batchyard.metrics.published import Figures
     from batchyard.results.results import ResultLine
+    from batchyard.runner.chunk.chunk_answers import Done
     from batchyard.runner.chunk.finished_lines import ChunkTally
-    from batchyard.runner.chunk_answers import Done
     from batchyard.runner.live.live_server import LiveRequests
     from batchyard.runner.window.admission import Admission
     from batchyard.schedule.turns import Standing

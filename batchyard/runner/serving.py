@@ -10,18 +10,18 @@ from msgspec.structs import replace
 from batchyard.metrics import metric_families as families
 from batchyard.metrics.published import Figures
 from batchyard.runner.claims.claims import Claims
-from batchyard.runner.gates import GATES, lines_waiting
 from batchyard.runner.meters.cache_watch import CacheWatch
 from batchyard.runner.meters.learning import Learning
 from batchyard.runner.meters.pace import Pace
 from batchyard.runner.window.admission import AdmissionQueue
+from batchyard.runner.window.gates import GATES, lines_waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from batchyard.engine.base import Engine
     from batchyard.metrics.published import Counters
-    from batchyard.runner.chunk_answers import Done
+    from batchyard.runner.chunk.chunk_answers import Done
     from batchyard.runner.claims.held_chunks import HeldChunks
     from batchyard.runner.claims.returns import Returns
     from batchyard.runner.meters.load_meter import LoadMeter

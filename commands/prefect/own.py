@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.engine.vllm.guarded_process import GuardedProcess
 from batchyard.errors import DispatchFailed
+from batchyard.processes.guarded_process import GuardedProcess
 from commands.first_answer import first_answer
 from commands.prefect.closed import PRIVATE_UMASK, new_login, server_command, server_environment
 from commands.prefect.lean import LEAN_SERVER

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from batchyard.batch.facts import facts_of
 from batchyard.batch.prices import cost_words
-from batchyard.batches.facts import facts_of
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.logs.time_words import duration

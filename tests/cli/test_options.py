@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from batchyard.cli import batch_options
-from batchyard.cli.batch_options import parse_metadata, read_chain
+from batchyard.cli.batches import batch_options
+from batchyard.cli.batches.batch_options import parse_metadata, read_chain
 from batchyard.cli.tenants import quota
 from batchyard.engine.objective import Objective
 from batchyard.engine.remote.remote import RemoteEngine

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 
-from batchyard.engine.vllm.guarded_process import GUARDIAN
+from batchyard.processes.guarded_process import GUARDIAN
 from tests.patience import PATIENCE
 from tests.services.up import Yard, running_yard, start_yard
 

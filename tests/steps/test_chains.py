@@ -24,8 +24,8 @@ from batchyard.files.retention import Expired, expire_files, sweep_orphans
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.lines.lines import embedding_inputs
 from batchyard.results.results import answered
-from batchyard.services import new_lines
 from batchyard.services.keys import segment_key, segments_prefix
+from batchyard.services.segments import new_lines
 from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
 from batchyard.steps.collect import collect
 from batchyard.steps.collect.collect import DAMAGED

@@ -18,17 +18,17 @@ from batchyard.runner.chunk import finished_lines as finished_lines_module
 from batchyard.runner.chunk.backpressure import Backpressure
 from batchyard.runner.chunk.batch_traits import BatchFacts
 from batchyard.runner.chunk.chunk import ChunkRun
+from batchyard.runner.chunk.chunk_plan import BatchSources
 from batchyard.runner.chunk.copies import Copies
 from batchyard.runner.chunk.finished_lines import FinishedLines
 from batchyard.runner.chunk.flusher import Flusher
-from batchyard.runner.chunk_plan import BatchSources
 from batchyard.runner.meters.learning import BatchLengths, TenantLengths
 from batchyard.runner.run import Runner
 from batchyard.runner.window.admission import Admission, AdmissionQueue
 from batchyard.runner.window.window import Window
 from batchyard.services import patience
 from batchyard.services.keys import chunk_prefix, file_key, plan_key, segment_key
-from batchyard.services.new_lines import finished_lines
+from batchyard.services.segments.new_lines import finished_lines
 from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkAction

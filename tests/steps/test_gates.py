@@ -14,8 +14,8 @@ from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.metrics.metric_families import LINES_WAITING
 from batchyard.runner import gates, waits
 from batchyard.runner.claims.inputs import Inputs
-from batchyard.runner.gates import GATES, gate_of
 from batchyard.runner.run import Runner
+from batchyard.runner.window.gates import GATES, gate_of
 from batchyard.runner.window.room import Budget, FileBudget
 from batchyard.store import LeaseKey
 from tests.steps.conftest import chat_line, until
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from batchyard.runner.gates import Gate
+    from batchyard.runner.window.gates import Gate
     from tests.steps.conftest import Yard
 
 MODEL = "stub-model"

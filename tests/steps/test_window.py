@@ -840,7 +840,7 @@ async def test_an_engine_that_dies_again_and_again_is_started_after_ever_longer_
             pauses.append(seconds)
             await asyncio.sleep(0)
 
-    monkeypatch.setattr("batchyard.runner.engine_stream.asyncio", Hurried())
+    monkeypatch.setattr("batchyard.runner.window.engine_stream.asyncio", Hurried())
     monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 1.0)
     monkeypatch.setattr(crashes, "_CRASHES_WITHOUT_ANSWER", 8)
     monkeypatch.setattr(crashes, "_STRIKES", 100)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.vllm.guarded_process import GuardedProcess
+from batchyard.processes.guarded_process import GuardedProcess
 from commands import first_answer as module
 from commands.first_answer import first_answer
 from tests.patience import PATIENCE

@@ -10,8 +10,8 @@ from fastapi.responses import StreamingResponse
 from pydantic import WithJsonSchema
 
 from batchyard.api.http.api_error import ApiError
-from batchyard.api.begun_stream import begun
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.api.http.begun_stream import begun
 from batchyard.api.http.pages import limit_schema, read_paging
 from batchyard.api.http.route import HEADERS, Route
 from batchyard.errors import RequestRefused

@@ -11,8 +11,8 @@ from fastapi.responses import StreamingResponse
 from pydantic import WithJsonSchema
 
 from batchyard.api.http.api_error import ApiError
-from batchyard.api.begun_stream import begun
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.api.http.begun_stream import begun
 from batchyard.api.http.body import body_stream
 from batchyard.api.http.errors import missing
 from batchyard.api.http.json_body import EXPIRY

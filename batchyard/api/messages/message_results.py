@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from batchyard.api.http.api_error import ApiError
-from batchyard.api.begun_stream import begun
+from batchyard.api.http.begun_stream import begun
 from batchyard.api.http.message_errors import MessageError, message_error
 from batchyard.batch_error import BatchError
 from batchyard.errors import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchyard.batches import facts
+from batchyard.batch import facts
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.logs.printable import printable
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchyard.batch.batch_options import Door, Validation
-from batchyard.cli.batch_options import of_batch
+from batchyard.cli.batches.batch_options import of_batch
 from batchyard.cli.batches.batch_view import error_words
 from batchyard.cli.batches.ignored_fields import ignored_by_vllm
 from batchyard.cli.batches.prompt_counter import counter_of

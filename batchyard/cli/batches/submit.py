@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchyard.batch.batch_options import Door
-from batchyard.cli.batch_options import asked, of_batch
+from batchyard.cli.batches.batch_options import asked, of_batch
 from batchyard.cli.batches.show import show
 from batchyard.cli.batches.watch import watch
 from batchyard.cli.terminal import options

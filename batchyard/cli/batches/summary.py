@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from batchyard.batch.facts import facts_of
 from batchyard.batch.prices import cost_words
-from batchyard.batches.facts import facts_of
 from batchyard.cli.batches.batch_view import error_words, status_words
 from batchyard.files.failures import errors_by_code
 from batchyard.lifecycle import TERMINAL, BatchStatus

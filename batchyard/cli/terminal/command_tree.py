@@ -107,7 +107,7 @@ def _named(words: Sequence[str]) -> str:
 
 def _summary(name: str) -> str:
     """How the help of a command begins."""
-    from batchyard.cli.docstrings import first_paragraph  # noqa: PLC0415 - only for the list
+    from batchyard.cli.terminal.docstrings import first_paragraph  # noqa: PLC0415 - only for the list
 
     if name in _OURS:
         return first_paragraph(f"batchyard.cli.{_OURS[name]}")

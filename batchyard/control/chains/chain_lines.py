@@ -14,7 +14,7 @@ from batchyard.logs import event_logger
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import Outcome, ResultLine
 from batchyard.services.keys import file_key, segments_prefix, stage_segment_key
-from batchyard.services.new_lines import new_segments
+from batchyard.services.segments.new_lines import new_segments
 from batchyard.services.segments.segment_headers import decode_headers
 from batchyard.services.segments.segments import encode_entry, put_bytes
 

@@ -34,7 +34,7 @@ from batchyard.logs.log_words import describe
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import NoAnswerCode, Outcome, is_refused, of_made_request, unanswered
 from batchyard.services.keys import stage_prefix
-from batchyard.services.new_lines import new_segments
+from batchyard.services.segments.new_lines import new_segments
 from batchyard.services.segments.segment_headers import decode_headers
 from batchyard.steps.collect.collect import DAMAGED, LISTED_AGAIN_SECONDS
 from batchyard.storage.file import os_errors_as_ours

@@ -27,7 +27,6 @@ from batchyard.engine.vllm.engine_log import (
     cause_of_loss,
     progress_of,
 )
-from batchyard.engine.vllm.guarded_process import GuardedProcess
 from batchyard.engine.vllm.line_client import stream_lines
 from batchyard.engine.vllm.lora import are_here, lora_options, module_names
 from batchyard.engine.vllm.vllm_options import (
@@ -42,6 +41,7 @@ from batchyard.engine.vllm.vllm_version import vllm_version
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from batchyard.logs import event_logger
 from batchyard.logs.rotation import rotate
+from batchyard.processes.guarded_process import GuardedProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence

@@ -18,7 +18,9 @@ from batchyard.plan.records import PlannedRequest
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import unprocessed
 from batchyard.runner.chunk.attachments import Attachments, file_access
+from batchyard.runner.chunk.chunk_answers import ChunkAnswers
 from batchyard.runner.chunk.chunk_order import ChunkOrder
+from batchyard.runner.chunk.chunk_plan import read_plan
 from batchyard.runner.chunk.finished_lines import FinishedLines
 from batchyard.runner.chunk.flusher import Flusher
 from batchyard.runner.chunk.line_reader import (
@@ -35,12 +37,8 @@ from batchyard.runner.chunk.suspects import (
     group_size_of,
     runs_alone,
 )
-from batchyard.runner.chunk_answers import ChunkAnswers
-from batchyard.runner.chunk_plan import read_plan
 from batchyard.runner.window.window_request import WindowRequest
-from batchyard.services.new_lines import finished_lines
 from batchyard.services.patience import patiently
-from batchyard.services.segments.segments import read_object
 from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:
@@ -51,9 +49,9 @@ if TYPE_CHECKING:
     from batchyard.lines.framing import Envelope
     from batchyard.results.results import ResultLine
     from batchyard.runner.chunk.backpressure import Backpressure
+    from batchyard.runner.chunk.chunk_answers import Done
+    from batchyard.runner.chunk.chunk_plan import BatchSources, ChunkPlan, Planned
     from batchyard.runner.chunk.finished_lines import ChunkTally
-    from batchyard.runner.chunk_answers import Done
-    from batchyard.runner.chunk_plan import BatchSources, ChunkPlan, Planned
     from batchyard.runner.window.admission import Admission
     from batchyard.runner.window.window import Window
     from batchyard.services.services import Services
@@ -115,7 +113,7 @@ class ChunkRun:
         )
         self._answers.on_line = self._flusher.look
 
-    # -- at which of the gates it is, see :mod:`batchyard.runner.gates` -----------------------
+    # -- at which of the gates it is, see :mod:`.window.gates` --------------------------------
 
     @property
     def key(self) -> LeaseKey:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Iterable
 
-    from batchyard.runner.chunk_plan import Planned
+    from batchyard.runner.chunk.chunk_plan import Planned
 
 log = event_logger(__name__)
 

@@ -11,7 +11,7 @@ from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.runner.chunk.backpressure import Backpressure
 from batchyard.runner.claims.standstill import Standstill
-from batchyard.runner.waits import Waits, shared_by_all
+from batchyard.runner.claims.waits import Waits, shared_by_all
 from batchyard.services.leases.renewal import Renewals
 from batchyard.store import ChunkAction
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         LiveServer,
     )
     from batchyard.engine.sharing.gate import Streaming
-    from batchyard.runner.window.window import Window
+    from batchyard.runner.window.company import Quiet
     from batchyard.services.services import Services
     from batchyard.store import LiveUse
     from batchyard.wire import TokenUsage
@@ -127,7 +127,7 @@ class LiveRequests:
         self._most = 2 * engine.max_num_seqs
         self._is_draining = False
         self._is_closing = asyncio.Event()
-        self._window: Window | None = None
+        self._window: Quiet | None = None
         self._share = LiveShare(engine, promise)
         self.counts = LiveCounts()
         self._uncounted: tuple[list[LiveUse], str] | None = None
@@ -164,7 +164,7 @@ class LiveRequests:
         """Live requests that are here now."""
         return self._share.in_flight
 
-    def join(self, window: Window) -> Gate:
+    def join(self, window: Quiet) -> Gate:
         """What each request of a batch waits for from now on."""
         self._window = window
         return self._share.gate

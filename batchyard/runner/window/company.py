@@ -9,13 +9,21 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import Abort, EngineAnswer, EngineRequest, Gate
     from batchyard.engine.sharing.gate import Streaming
-    from batchyard.runner.window.window import Window
+
+
+class Quiet(Protocol):
+    """A window of requests, as far as its company has to know it."""
+
+    @property
+    def needs_quiet(self) -> bool:
+        """Whether a request is to run without company, to show whether it crashes the engine."""
+        ...
 
 
 class Company(Protocol):
     """Others that use the same engine through this process."""
 
-    def join(self, window: Window) -> Gate:
+    def join(self, window: Quiet) -> Gate:
         """What each request of the window waits for from now on."""
         ...
 

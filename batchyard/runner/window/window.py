@@ -23,7 +23,7 @@ run again in ever smaller groups, until they have an answer. *Delivered*: it has
 answer, because the engine does not have its endpoint, or because it was alone in the engine at too
 many crashes. *Withdrawn*: it has none; the next owner of its chunk sends it.
 
-What a line waits for, in the order in which it passes these gates (:mod:`batchyard.runner.gates`):
+What a line waits for, in the order in which it passes these gates (:mod:`.gates`):
 
 ======================  ================  ==========================================================
 gate                    where it waits    until
@@ -59,13 +59,13 @@ from batchyard.engine.base import Abort, NoAnswer
 from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.lines.endpoints import ENDPOINTS
 from batchyard.results.results import new_request_id, not_served
-from batchyard.runner.engine_stream import EngineStream, State
-from batchyard.runner.gates import closed_gate
 from batchyard.runner.meters.seats import Seats
 from batchyard.runner.window.backlog import Backlog
 from batchyard.runner.window.counts import RunnerCounts
 from batchyard.runner.window.crashes import Crashes
 from batchyard.runner.window.departures import Departures
+from batchyard.runner.window.engine_stream import EngineStream, State
+from batchyard.runner.window.gates import closed_gate
 from batchyard.runner.window.missing_endpoints import missing_endpoints, routes_of
 from batchyard.runner.window.refusals import Refusals
 from batchyard.runner.window.retry_policy import RetryPolicy

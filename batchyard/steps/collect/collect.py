@@ -20,8 +20,8 @@ from batchyard.logs import event_logger
 from batchyard.results.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key, result_key, stage_prefix
-from batchyard.services.new_lines import new_segments
 from batchyard.services.segments.local_copy import local_copy
+from batchyard.services.segments.new_lines import new_segments
 from batchyard.services.services import Progress
 from batchyard.steps.collect.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from batchyard.plan.records import PlannedRequest
     from batchyard.results.results import ResultLine
+    from batchyard.runner.chunk.chunk_plan import ChunkPlan
     from batchyard.runner.chunk.finished_lines import FinishedLines
-    from batchyard.runner.chunk_plan import ChunkPlan
     from batchyard.runner.meters.seats import Seats
     from batchyard.runner.window.window_request import WindowRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from batchyard.runner.gates import gate_of
+from batchyard.runner.window.gates import gate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

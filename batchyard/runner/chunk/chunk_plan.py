@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from batchyard.errors import ObjectChanged
 from batchyard.plan.records import RECORD, left_to_run, read_records
 from batchyard.runner.chunk.output_retries import OutputRetries
-from batchyard.services.segments.segments import finished_lines, read_object
+from batchyard.services.segments.new_lines import finished_lines
+from batchyard.services.segments.segments import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from batchyard.engine.base import BatchTraits
     from batchyard.runner.chunk.batch_traits import BatchFacts
     from batchyard.runner.meters.learning import BatchLengths
-    from batchyard.services.segments.segments import SegmentEntry
+    from batchyard.services.segments.new_lines import Finished
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
 
@@ -40,7 +41,7 @@ class ChunkPlan:
     """All of the chunk."""
     left: list[Planned]
     """What is to run."""
-    finished: Sequence[SegmentEntry]
+    finished: Sequence[Finished]
     """What is not."""
 
 

@@ -1,7 +1,7 @@
 """Finished lines that a reader has not taken yet, and those that earlier owners of a chunk left.
 
 Everybody who follows a batch reads its segments here, and decodes them with
-:mod:`batchyard.services.segments.segment_headers`. What has been taken is for the reader to remember.
+:mod:`.segment_headers`. What has been taken is for the reader to remember.
 """
 
 from __future__ import annotations

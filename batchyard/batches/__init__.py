@@ -1,1 +1,0 @@
-"""What a batch is, as values. Nothing here reads a database or a file."""
