@@ -1,4 +1,4 @@
-"""How often processes look for work and for changes of it, and publish their numbers.
+"""Units of time, and how often processes look for work and for changes, and publish numbers.
 
 No operator would change these, so they are constants. Read them as ``intervals.POLL_SECONDS``, so
 that tests can shorten them.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+MINUTE_SECONDS: Final = 60
+HOUR_SECONDS: Final = 3_600
+DAY_SECONDS: Final = 86_400
 LOOK_SECONDS: Final = 1.0
 """How often a runner checks whether its batches were cancelled, paused or are overdue."""
 POLL_SECONDS: Final = 0.25

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
+from batchyard.intervals import HOUR_SECONDS
 from batchyard.logs.time_words import duration
-from batchyard.time_units import HOUR_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

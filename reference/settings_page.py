@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import sys
 import typing
 from pathlib import Path
 from types import UnionType
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticUndefined
 
-from batchyard import settings
 from batchyard.settings import Settings
 from batchyard.settings_sources import OTHER_VARIABLES, PREFIX
 from reference.markdown import from_docstring, one_line, table
@@ -94,7 +94,7 @@ def _fields(
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """The string below each field of the class."""
-    tree = ast.parse(inspect.getsource(settings))
+    tree = ast.parse(inspect.getsource(sys.modules[model.__module__]))
     (body,) = (
         node.body
         for node in tree.body

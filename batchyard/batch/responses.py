@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS
+from batchyard.intervals import DAY_SECONDS, HOUR_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard.intervals import DAY_SECONDS
 from batchyard.logs import event_logger
 from batchyard.services.leases.overdue import stop_overdue
 from batchyard.services.restore.clock_steps import make_up_for_clock
-from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from batchyard.errors import RequestRefused
+from batchyard.intervals import DAY_SECONDS
 from batchyard.lifecycle import BatchStatus
 from batchyard.notify.event import RESPONSE_EVENTS, batch_data, event_body
 from batchyard.notify.webhook import WebhookSender
 from batchyard.store import DeliveryKind, DeliveryStatus
-from batchyard.time_units import DAY_SECONDS
 from batchyard.wire import Batch, RequestCounts, new_delivery_id, new_event_id
 
 if TYPE_CHECKING:

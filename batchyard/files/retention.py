@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import RecordNotFound, StorageError
 from batchyard.files.parts import expire_uploads
+from batchyard.intervals import DAY_SECONDS
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
 from batchyard.services.restore.storage_mark import write_mark
 from batchyard.store import FORGOTTEN_SECONDS
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
-from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence

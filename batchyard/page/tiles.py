@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard.intervals import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.page.words import (
     NOTHING,
     clock_time,
@@ -15,7 +16,6 @@ from batchyard.page.words import (
     short_duration,
 )
 from batchyard.store.batch.filters import Show
-from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 
 if TYPE_CHECKING:
     from batchyard.store.overview import AnswerTotals, Work

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
+from batchyard.intervals import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,6 +14,7 @@ from batchyard.batch.prices import NO_PRICES
 from batchyard.database.aggregate import Aggregate, reads
 from batchyard.database.clock import clock
 from batchyard.database.leasing import is_held
+from batchyard.intervals import HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.batch.filters import (
     Asked,
@@ -39,7 +40,6 @@ from batchyard.store.tables.chunk import CHUNKS, IS_LEASED, IS_OPEN, is_due, rem
 from batchyard.store.tables.shares import shares_of
 from batchyard.store.tenant.usage import costs_so_far
 from batchyard.store.turns.candidates import is_runnable
-from batchyard.time_units import HOUR_SECONDS, MINUTE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

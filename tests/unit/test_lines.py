@@ -253,7 +253,8 @@ def test_exactly_as_much_as_is_allowed_is_accepted() -> None:
 
 
 def test_two_custom_ids_with_the_same_hash_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchyard.lines.lines._hash64", lambda _: 7)
+    for module in ("duplicates", "lines"):
+        monkeypatch.setattr(f"batchyard.lines.{module}.hash_of", lambda _: 7)
     assert len(validate(dumps(request("a"), request("b")))) == 2
     assert refusal(dumps(request("a"), request("b"), request("a"))) == [
         ("duplicate_custom_id", "custom_id", 3)

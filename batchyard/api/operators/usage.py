@@ -23,7 +23,7 @@ from batchyard.api.http.errors import missing
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.route import Route
 from batchyard.batch.prices import BILLION
-from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
+from batchyard.intervals import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.wire import Amount
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from batchyard.batch.prices import BILLION, money
 from batchyard.cli.terminal.as_json import LINES, print_lines
 from batchyard.cli.terminal.offline import offline_services
 from batchyard.cli.terminal.table import make_table, user_text, write_table
-from batchyard.time_units import DAY_SECONDS
+from batchyard.intervals import DAY_SECONDS
 
 if TYPE_CHECKING:
     from rich.text import Text

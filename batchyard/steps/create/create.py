@@ -12,6 +12,7 @@ from batchyard.batch.error_threshold import ErrorThreshold
 from batchyard.batch_error import InputPart
 from batchyard.datasets.files import is_table
 from batchyard.errors import ModelNotFound, RequestRefused
+from batchyard.intervals import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.lines.endpoints import ENDPOINTS
 from batchyard.lines.templates import TemplateRefused, check_template
 from batchyard.locations.several import Several
@@ -29,7 +30,6 @@ from batchyard.steps.create.offered import check_offered, endpoints_not_served
 from batchyard.steps.forecast.forecast import check_window
 from batchyard.store import BatchOptions, NewBatch
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS, LEAST_LIFETIME_SECONDS
-from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:

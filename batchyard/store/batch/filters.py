@@ -10,10 +10,10 @@ import msgspec
 from sqlalchemy import Text, and_, func, or_, true, type_coerce
 
 from batchyard.database.clock import clock
+from batchyard.intervals import DAY_SECONDS
 from batchyard.lifecycle import STOPPABLE, TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.batch.live import ENDED_AT, live
 from batchyard.store.tables.batch import BATCHES
-from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Subquery

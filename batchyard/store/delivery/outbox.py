@@ -15,6 +15,7 @@ from batchyard.batch.batch_options import DeliveryKind
 from batchyard.database.clock import clock, clock_seconds, read_seconds
 from batchyard.database.leasing import in_one_order
 from batchyard.database.upsert import upsert
+from batchyard.intervals import DAY_SECONDS
 from batchyard.store.tables.batch import BATCHES
 from batchyard.store.tables.delivery import (
     DELIVERIES,
@@ -26,7 +27,6 @@ from batchyard.store.tables.delivery import (
 from batchyard.store.tables.receivers import own_receivers
 from batchyard.store.tables.webhook import ENDPOINTS
 from batchyard.store.tenant.tenants import TENANTS
-from batchyard.time_units import DAY_SECONDS
 from batchyard.wire import (
     new_delivery_id,
     new_event_id,

@@ -30,12 +30,12 @@ from batchyard.batch_error import BatchError
 from batchyard.database.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
 from batchyard.database.leasing import LeaseColumns
 from batchyard.database.sealed import Sealed
+from batchyard.intervals import DAY_SECONDS
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.logs.time_words import bare_moment
 from batchyard.plan.lengths import LengthClass
 from batchyard.store.tables.batch_options import BatchOptions
 from batchyard.store.tables.file import HiddenFor
-from batchyard.time_units import DAY_SECONDS
 from batchyard.wire import (
     Amount,
     Batch,

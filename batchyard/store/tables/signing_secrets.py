@@ -8,7 +8,7 @@ from sqlalchemy import case, null, type_coerce
 
 from batchyard.database.clock import clock_seconds
 from batchyard.database.sealed import OpenedOrNone
-from batchyard.time_units import DAY_SECONDS
+from batchyard.intervals import DAY_SECONDS
 
 if TYPE_CHECKING:
     from sqlalchemy import Column, ColumnElement, Row

@@ -13,7 +13,7 @@ from batchyard.database.clock import clock_seconds
 from batchyard.database.columns import Row
 from batchyard.database.upsert import upsert
 from batchyard.errors import IdempotencyConflict
-from batchyard.time_units import DAY_SECONDS
+from batchyard.intervals import DAY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection

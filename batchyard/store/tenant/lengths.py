@@ -12,9 +12,9 @@ from batchyard.database.aggregate import Aggregate, reads, writes
 from batchyard.database.clock import clock_seconds
 from batchyard.database.columns import JsonText, Row
 from batchyard.database.upsert import upsert
+from batchyard.intervals import DAY_SECONDS
 from batchyard.plan.lengths import LengthClass, LengthHistory, Lengths, with_any_template
 from batchyard.store.tables.batch import BATCHES
-from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,6 +19,7 @@ from batchyard.errors import (
     QuotaExceeded,
     StorageLimitExceeded,
 )
+from batchyard.intervals import HOUR_SECONDS
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.tables.audit import note_action
 from batchyard.store.tables.batch import BATCHES, seen_by
@@ -29,7 +30,6 @@ from batchyard.store.tables.response import RESPONSES
 from batchyard.store.tables.signing_secrets import SecretColumns, secrets_in
 from batchyard.store.tables.upload import PARTS, UPLOADS
 from batchyard.store.tenant.api_keys import ApiKeyRow
-from batchyard.time_units import HOUR_SECONDS
 from batchyard.wire import new_signing_secret
 
 if TYPE_CHECKING:

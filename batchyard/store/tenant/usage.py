@@ -16,12 +16,12 @@ from batchyard.database.aggregate import Aggregate, reads, writes
 from batchyard.database.clock import read_seconds
 from batchyard.database.columns import USAGE_COLUMNS, Record, Row, UsageColumns
 from batchyard.database.upsert import upsert
+from batchyard.intervals import HOUR_SECONDS
 from batchyard.lifecycle import UNFINISHED
 from batchyard.store.runner.rates import newest_rates
 from batchyard.store.tables.batch import BATCHES
 from batchyard.store.tables.shares import Share, shares_of
 from batchyard.store.tenant.idempotency import is_new_write
-from batchyard.time_units import HOUR_SECONDS
 from batchyard.wire import TokenUsage, ended_at
 
 if TYPE_CHECKING:

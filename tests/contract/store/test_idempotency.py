@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import update
 
 from batchyard.errors import BatchLimitExceeded, IdempotencyConflict, RecordNotFound
+from batchyard.intervals import DAY_SECONDS
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NEW_FILES, IdempotencyKey, Quota, open_store
 from batchyard.store.tenant.idempotency import IdempotencyRow, claim
-from batchyard.time_units import DAY_SECONDS
 from tests.contract.store.samples import begin, new_batch
 
 if TYPE_CHECKING:
