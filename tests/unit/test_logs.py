@@ -114,7 +114,7 @@ def test_events_of_flows_are_below_the_logger_that_prefect_hands_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     event_logger("flows.process.worker").warning("flow_run.uses")
-    assert caplog.records[0].name == "batchyard.flows.worker"
+    assert caplog.records[0].name == "batchyard.flows.process.worker"
 
 
 def test_a_caller_is_named_and_not_the_event_logger(caplog: pytest.LogCaptureFixture) -> None:
