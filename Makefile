@@ -20,7 +20,7 @@ ENGINE := .venv-engine/.made-$(DEVICE)
 MODELS := .models/.made
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-slow test-mutations test-containers check bench up lock
+.PHONY: help setup demo test test-deployed test-quick test-slow test-mutations test-containers check bench up lock
 .PHONY: bench-gpu docs clean clean-containers test-newest test-lowest mutate-diff
 
 help: ## this list
@@ -35,8 +35,11 @@ setup: ## both environments and the tiny models; nothing where they exist
 demo: setup ## three small batches through the whole product, on real vLLM
 	@.venv/bin/python examples/demo.py
 
-test: setup ## the tests, side by side
-	.venv/bin/pytest -n auto -m "not slow and not containers" $(ARGS)
+test: setup ## the tests, side by side, but for those of test-deployed
+	.venv/bin/pytest -n auto -m "not slow and not containers and not deployed" $(ARGS)
+
+test-deployed: setup ## those with real engines, deployed servers and several machines
+	.venv/bin/pytest -n auto -m "deployed and not slow and not containers" $(ARGS)
 
 test-quick: setup ## those that start no server, in less than a minute
 	.venv/bin/pytest -n auto -m "not slow and not containers and not alone" tests/test_architecture.py tests/unit $(ARGS)
@@ -64,7 +67,7 @@ check: setup ## format, lint, types, import contracts, tests: what a change must
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/pytest -n auto -m "not slow and not containers" $(ARGS)
+	@$(MAKE) -s test test-deployed
 
 up: setup ## the API, Prefect's server and UI and both workers in the foreground, until Ctrl-C
 	@.venv/bin/batchyard up $(ARGS)

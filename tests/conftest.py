@@ -24,6 +24,7 @@ from tests.services.swift import BUCKET, swift_for_session
 from tests.side_by_side import (  # noqa: F401 - hooks of pytest's
     pytest_collection_modifyitems,
     pytest_configure_node,
+    pytest_itemcollected,
     pytest_runtest_protocol,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,

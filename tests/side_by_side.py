@@ -46,6 +46,17 @@ GROUPS = {
 }
 """By the beginning of a file's path: which other files its tests stay together with."""
 
+DEPLOYED = {
+    "deploy",
+    "deployed",
+    "engine",
+    "faults of the deployed",
+    "fleet",
+    "machines",
+    "up",
+}
+"""The groups of `make test-deployed`: they start engines, servers with workers, or machines."""
+
 HEAVY = (
     "engine",
     "faults of the deployed",
@@ -121,6 +132,12 @@ def pytest_configure_node(node: Any) -> None:
         stash[_SHARED] = Path(tempfile.mkdtemp(prefix="side-by-side-"))
         node.config.add_cleanup(lambda: shutil.rmtree(stash[_SHARED]))
     node.workerinput["shared"] = str(stash[_SHARED])
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of `make test-deployed`."""
+    if _group(item.nodeid, is_alone=False) in DEPLOYED:
+        item.add_marker("deployed")
 
 
 @pytest.hookimpl(trylast=True)
