@@ -54,7 +54,7 @@ class Value(Enum):
     """What is given for an option."""
 
     FLAG = bool
-    """Yes or no."""
+    """The value is yes or no."""
     NUMBER = int
     TEXT = str
     ENDPOINT = "endpoint"
@@ -281,7 +281,7 @@ OPTIONS: Final = (
 
 
 def options_of(door: Door) -> list[BatchOption]:
-    """Those that it offers."""
+    """The values that it offers."""
     return [option for option in OPTIONS if door in option.doors]
 
 

@@ -40,7 +40,7 @@ class JoinJob(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(msgspec.Struct, frozen=True):
     """The last part of a program's answer: without a code, the job is done."""
 
-    code: str = ""
+    code: str | None = None
     message: str = ""
     error_number: int = 0
     """The operating system's: nothing is wrong with the dataset."""

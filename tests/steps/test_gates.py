@@ -12,9 +12,10 @@ import pytest
 from batchyard import intervals
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.metrics.metric_families import LINES_WAITING
-from batchyard.runner import gates, waits
+from batchyard.runner.claims import waits
 from batchyard.runner.claims.inputs import Inputs
 from batchyard.runner.run import Runner
+from batchyard.runner.window import gates
 from batchyard.runner.window.gates import GATES, gate_of
 from batchyard.runner.window.room import Budget, FileBudget
 from batchyard.store import LeaseKey

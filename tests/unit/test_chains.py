@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from batchyard.batch.chains import (
@@ -16,7 +17,7 @@ from batchyard.batch.chains import (
     variables_of,
 )
 from batchyard.errors import RequestRefused
-from batchyard.lines.templates import BodyNotMade, write_frame
+from batchyard.lines.templates import BodyNotMade
 from batchyard.results.results import NoAnswerCode, answered, unanswered
 
 FIRST = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model": "m", "n": 1}}'
@@ -39,7 +40,7 @@ FIRST = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model":
 def test_a_template_has_the_text_of_every_kind_of_answer(answer: object, text: str | None) -> None:
     asked = b'{"custom_id": "a", "body": {"n": 2}}'
     line = answered("a", "req_1", 200, json.dumps(answer).encode()).line
-    found = json.loads(write_frame(variables_of(asked, line, FIRST))[4:])
+    found = json.loads(msgspec.json.encode(variables_of(asked, line, FIRST)))
     assert found == {
         "request": {"n": 2},
         "response": answer,

@@ -1,1 +1,1 @@
-"""From segments to published result files."""
+"""The way from segments to published result files."""

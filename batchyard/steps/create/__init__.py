@@ -1,1 +1,1 @@
-"""From a request for a batch to its row."""
+"""The way from a request for a batch to its row."""

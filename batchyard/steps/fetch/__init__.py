@@ -1,1 +1,1 @@
-"""From the user's place to an input file in the object store."""
+"""The way from the user's place to an input file in the object store."""

@@ -1,1 +1,1 @@
-"""From an input file to a plan."""
+"""The way from an input file to a plan."""

@@ -34,4 +34,4 @@ def answers(requests: Iterator[bytes]) -> Answers:
 
 
 def _go_on() -> None:
-    """To stop this process, kill it."""
+    """The process is killed to stop it."""

@@ -1,1 +1,1 @@
-"""From failed lines to a new batch."""
+"""The way from failed lines to a new batch."""

@@ -23,7 +23,7 @@ class HiddenFor(StrEnum):
     """What a batch is for that its tenant neither created nor sees, or a file of one."""
 
     RESPONSES = "responses"
-    """Its lines are background responses."""
+    """The lines are background responses."""
     CHAIN = "chain"
     """It has lines of one stage of a chain."""
 
