@@ -1,14 +1,14 @@
 """Inference: requests in, answers out, as they finish.
 
-==================  ============================================================================
-``base``            the Engine Protocol; ``vllm``, ``remote`` and ``stub`` implement it
-``vllm_options``    what we add to the engine's command line and environment
-``engine_log``      the progress and errors of a start, from the engine's own log
-``guarded_process`` a child that ends with us; the process ``guardian`` ensures that
-``line_client``     our side of the line stream
-``middleware``      the engine's: ``line_stream``, and ``direct_routes``, from there to a handler
-``fan_out``         one coroutine per request, for the engines without a line stream
-==================  ============================================================================
+===================  =========================================================================
+``base``             the Engine Protocol; ``vllm``, ``remote`` and ``stub`` implement it
+``vllm``             vLLM as a child process: its options, its log, our side of the line stream
+``remote``           a server that runs already: its address, its models, a coroutine per request
+``stub``             an engine without a model, for tests and trials
+``middleware``       the engine's side: ``line_stream``, and ``direct_routes`` to a handler
+``sharing``          how many requests batches may have in an engine that others use as well
+``prompt_counting``  counts tokens and checks bodies in vLLM's own environment
+===================  =========================================================================
 
 Nothing here knows batches, chunks or retries.
 """

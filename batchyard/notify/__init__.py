@@ -2,8 +2,7 @@
 
 ============  =====================================================
 ``event``     the content, in OpenAI's format
-``signing``   Standard Webhooks signatures
-``webhook``   one POST to a receiver
+``webhook``   one POST to a receiver, signed as Standard Webhooks says
 ``email``     one message about a batch; ``smtp`` hands it to a mail server
 ``answer``    the result of an attempt
 ============  =====================================================
