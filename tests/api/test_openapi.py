@@ -163,9 +163,8 @@ def check(
 
 
 def api_modules() -> Iterator[ModuleType]:
-    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if not found.name.endswith("__main__"):
-            yield importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        yield importlib.import_module(found.name)
 
 
 def test_every_route_is_described() -> None:
@@ -228,7 +227,7 @@ def test_what_others_wrote_is_as_they_published_it() -> None:
 
 
 def test_the_document_in_docs_is_this_one(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_module("batchyard.api", run_name="__main__")
+    runpy.run_module("batchyard.server", run_name="__main__")
     kept = (ROOT / "docs" / "openapi.json").read_text()
     assert kept == capsys.readouterr().out, (
         "docs/openapi.json differs from what the API says of itself; write it again with: "

@@ -13,7 +13,7 @@ from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import StoreUnavailable, WindowUnattainable
 from batchyard.lifecycle import BatchStatus
 from batchyard.locations.local_file import LocalFile
-from batchyard.runner import run
+from batchyard.runner import serving
 from batchyard.runner.meters.pace import Pace
 from batchyard.runner.registration import Registration
 from batchyard.steps.create.create import BatchRequest, create_batch
@@ -135,7 +135,7 @@ async def test_a_runner_measures_its_own_pace(yard: Yard, monkeypatch: pytest.Mo
     engine = StubEngine(max_num_seqs=4, latency=0.02)
     # The time that a machine takes that nothing else keeps busy: four at a time, 20 ms each.
     measuring = partial(Pace, sample_seconds=0.5, clock=lambda: engine.executed / 4 * 0.02)
-    monkeypatch.setattr(run, "Pace", measuring)
+    monkeypatch.setattr(serving, "Pace", measuring)
     yard.use(engine)
     # Far more than a sample, so that one ends however seldom a busy machine looks.
     batch_id = await prepared(yard, 1000)
@@ -176,7 +176,7 @@ async def test_a_batch_that_expires_with_nothing_finished_leaves_the_measured_sp
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its long answers were being produced all the time, and the next batch is not late."""
-    monkeypatch.setattr(run, "Pace", partial(Pace, sample_seconds=0.1))
+    monkeypatch.setattr(serving, "Pace", partial(Pace, sample_seconds=0.1))
     await measured(yard, 1000.0)
     yard.use(StubEngine(max_num_seqs=4, latency=600.0))
     yard.set(runner_idle_seconds=0.0)

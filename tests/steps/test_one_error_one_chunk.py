@@ -755,7 +755,7 @@ async def test_a_suspect_waits_for_a_batch_whose_next_chunk_is_slow_to_begin(yar
 async def test_suspects_run_in_small_company_until_all_have_and_then_like_any_other(
     yard: Yard,
 ) -> None:
-    engine = Watched()
+    engine = Watched(latency=0.1)
     yard.use(engine)
     yard.set(chunk_requests=200)
     hers = await yard.prepared(lines(200, "a"))

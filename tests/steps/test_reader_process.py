@@ -41,7 +41,7 @@ BAD: list[Any] = [*GOOD, {"custom_id": "b", "method": "GET"}, GOOD[0], "no objec
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from batchyard.steps import reader_process
+from batchyard.steps.prepare import reader_process
 from tests.steps.test_reader_process import CHECK, job, pid_of
 
 async def main():

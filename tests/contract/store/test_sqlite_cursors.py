@@ -248,7 +248,7 @@ def test_prefects_server_gets_it_and_looks_less_often(
         check=True,
     )
     assert "batchyard.database.sqlite_cursors" in done.stdout, done.stderr
-    assert "lean_prefect.py" in done.stdout
+    assert "commands/prefect/lean.py" in done.stdout
 
 
 @contextlib.asynccontextmanager
