@@ -19,8 +19,6 @@ BATCH_LEASE_SECONDS: Final = 30.0
 """How long a process owns a batch, at most, without renewing its lease."""
 RESPONSES_SECONDS: Final = 0.5
 """How often background responses are collected, and looked for in results."""
-CHAINS_SECONDS: Final = 0.5
-"""How often finished lines of a chain are handed to its next stage."""
 RETRY_SECONDS: Final = 0.5
 """The pause before the second attempt of a request; it doubles with each further one."""
 CACHE_SECONDS: Final = 3.0

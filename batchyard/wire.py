@@ -82,15 +82,11 @@ def result_file_id(batch_id: str, kind: Literal["output", "error", "rows"]) -> s
 
     ``rows``: that of the rows of its dataset.
     """
-    return _file_id(f"{batch_id} {kind}")
+    return file_id_of(f"{batch_id} {kind}")
 
 
-def stage_file_id(batch_id: str, stage: int) -> str:
-    """The id of the file with a stage's answers, counted from 1: always the same, too."""
-    return _file_id(f"{batch_id} stage {stage}")
-
-
-def _file_id(name: str) -> str:
+def file_id_of(name: str) -> str:
+    """The id of a file that has this name among all: always the same."""
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:17])
     return "file-" + "".join(_BASE62[number // 62**place % 62] for place in range(22))
 
@@ -188,28 +184,6 @@ class BatchWarning(msgspec.Struct, frozen=True):
     code: str
     message: str
     param: str
-
-
-class BatchStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a batch: what it asks, and how far its lines are.
-
-    ``total`` of the counts are the lines that have come as far. Of ``output_file_id``, the
-    answers, there is none before the batch has ended; the last stage's is the batch's.
-    """
-
-    object: Literal["batch.stage"] = "batch.stage"
-    stage: int
-    endpoint: str
-    model: str | None = None
-    request_counts: RequestCounts
-    output_file_id: str | None = None
-
-
-class BatchStages(msgspec.Struct, frozen=True):
-    """All stages of a batch, in their order."""
-
-    object: Literal["list"] = "list"
-    data: tuple[BatchStage, ...] = ()
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -146,8 +146,8 @@ async def _run(services: Services, lease: LeasedBatch) -> None:
         batch = await services.store.batches.get(lease.id)
         if await until_open(services, lease.id, str(batch.model)):
             await serve(services, str(batch.model), batch_id=lease.id)
-        if batch.stages:
-            # Other flow runs take its further stages to their ends.
+        if batch.is_parent:
+            # Other flow runs take its parts to their ends.
             await lease.until_run()
 
 

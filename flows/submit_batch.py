@@ -78,7 +78,7 @@ _FIELDS: dict[Value, tuple[Any, Any]] = {
     Value.NUMBER: (int, 0),
     Value.ENDPOINT: (Endpoint, ""),
     Value.URL: (WebhookUrl, ""),
-    Value.STAGES: (list[dict[str, str]], []),
+    Value.OBJECTS: (list[dict[str, str]], []),
     Value.PAIRS: (dict[str, str], {}),
     Value.OBJECT: (dict[str, Any], {}),
 }

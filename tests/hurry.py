@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard import intervals
+from batchyard.control.chains import chain_relay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ def hurried(
         patch.setattr(intervals, "POLL_SECONDS", poll_seconds)
         patch.setattr(intervals, "RETRY_SECONDS", retry_seconds)
         patch.setattr(intervals, "RESPONSES_SECONDS", look_seconds)
-        patch.setattr(intervals, "CHAINS_SECONDS", look_seconds)
+        patch.setattr(chain_relay, "HAND_ON_SECONDS", look_seconds)
         patch.setattr(intervals, "LENGTHS_SECONDS", look_seconds)
         patch.setattr(intervals, "ESTIMATE_SECONDS", look_seconds)
         yield

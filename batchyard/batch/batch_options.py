@@ -69,7 +69,7 @@ class Value(Enum):
     """One e-mail address."""
     TEMPLATE = "template"
     """The text of one; on a command line the file that has it."""
-    STAGES = "stages"
+    OBJECTS = "objects"
     """The same of several, with an endpoint and a model each."""
     PAIRS = "pairs"
     """Names and texts; on a command line each for itself."""
@@ -178,7 +178,7 @@ OPTIONS: Final = (
     ),
     BatchOption(
         name="then",
-        value=Value.STAGES,
+        value=Value.OBJECTS,
         # The parts of a chain are batches, and `batchyard run` runs one batch.
         doors=EVERYWHERE - {Door.RUN},
         words="Further stages that each line goes through, for example "

@@ -6,7 +6,7 @@ that makes a request body of what is known of the line by then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -14,6 +14,7 @@ from batchyard.errors import RequestRefused
 from batchyard.lines.endpoints import ENDPOINTS
 from batchyard.lines.templates import BodyNotMade, TemplateRefused, check_template
 from batchyard.results.answer_checks import text_of
+from batchyard.wire import RequestCounts, file_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +36,33 @@ class Stage(msgspec.Struct, frozen=True):
     template: str
     model: str | None = None
     """The model of this stage; None: that of the first stage."""
+
+
+class BatchStage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a batch: what it asks, and how far its lines are.
+
+    ``total`` of the counts are the lines that have come as far. Of ``output_file_id``, the
+    answers, there is none before the batch has ended; the last stage's is the batch's.
+    """
+
+    object: Literal["batch.stage"] = "batch.stage"
+    stage: int
+    endpoint: str
+    model: str | None = None
+    request_counts: RequestCounts
+    output_file_id: str | None = None
+
+
+class BatchStages(msgspec.Struct, frozen=True):
+    """All stages of a batch, in their order."""
+
+    object: Literal["list"] = "list"
+    data: tuple[BatchStage, ...] = ()
+
+
+def stage_file_id(batch_id: str, stage: int) -> str:
+    """The id of the file with a stage's answers, counted from 1: always the same."""
+    return file_id_of(f"{batch_id} stage {stage}")
 
 
 def stages_of(asked: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:

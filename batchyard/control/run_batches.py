@@ -93,7 +93,7 @@ class BatchRunner:
         while True:
             if not is_draining:
                 await self._take_up(self._held.room)
-                if self._held.has_few_places_for_chains:
+                if self._held.has_few_places_for_parents:
                     await self._take_up(min(1, self._held.room))
             now = time.monotonic()
             if self._tasks or deliverer.is_busy or responses.is_busy:

@@ -24,8 +24,8 @@ class BatchTraits:
     without one. It is made of letters, digits, ``-`` and ``_``."""
     traceparent: str | None = None
     """The span that the engine's own spans continue, as the W3C's header; None: tracing is off."""
-    is_chained: bool = False
-    """A further stage waits for their answers. The engine is not told."""
+    is_awaited: bool = False
+    """Other batches are made of their answers. The engine is not told."""
 
 
 NO_TRAITS: Final = BatchTraits()

@@ -26,7 +26,7 @@ from batchyard.files.found_lines import (
 )
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import Outcome
-from batchyard.services.keys import file_key, stage_prefix
+from batchyard.services.keys import file_key, results_prefix
 from batchyard.services.segments.new_lines import new_segments
 from batchyard.store import NewCompletion
 
@@ -49,7 +49,7 @@ class KnownLines:
         self.storage = services.storage
         self._services = services
         self._id = batch.id
-        self._prefix = stage_prefix(batch.id, batch.stages + 1)
+        self._prefix = results_prefix(batch)
         self._order = CompletionOrder(self.total)
         self._looked_at = -1e9
         self._files: Found | None = None

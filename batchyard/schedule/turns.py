@@ -96,8 +96,8 @@ class Standing:
     created_at: float = 0.0
     roots: Roots | None = field(default=None, compare=False, repr=False)
     """What its prompts begin with, for an engine; None: not known."""
-    is_chain: bool = False
-    """Its process waits for other batches that hold its further stages."""
+    is_parent: bool = False
+    """Its process waits for other batches, its parts."""
     adapters: frozenset[str] = field(default=frozenset(), compare=False)
     """Those of its model that its lines name, for an engine."""
     planned_at: int = field(default=0, compare=False)

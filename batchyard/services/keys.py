@@ -14,7 +14,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from batchyard.store import BatchRecord
 
 FILES: Final = "files/"
 BATCHES: Final = "batches/"
@@ -77,6 +80,12 @@ def stage_prefix(batch_id: str, stage: int) -> str:
     stages, so they are its results.
     """
     return segments_prefix(batch_id) if stage == 1 else f"{BATCHES}{batch_id}/stages/{stage}/"
+
+
+def results_prefix(batch: BatchRecord) -> str:
+    """What the keys of the segments with a batch's results begin with: of a chain, those of its
+    last stage."""
+    return stage_prefix(batch.id, batch.stages + 1)
 
 
 def stage_segment_key(batch_id: str, stage: int, epoch: int, sequence: int, writer: str) -> str:

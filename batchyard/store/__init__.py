@@ -18,7 +18,6 @@ from batchyard.store.batch.history import BatchHistory, BatchPoint
 from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchSnapshot
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
-from batchyard.store.chain.chains import Chains, PartSummary
 from batchyard.store.chunk.chunks import ChunkAction, Chunks
 from batchyard.store.chunk.demand import ModelDemand
 from batchyard.store.chunk.places import Host
@@ -42,7 +41,6 @@ from batchyard.store.store import Store, open_store
 from batchyard.store.tables.audit import AuditRecord, act_as, acting_as
 from batchyard.store.tables.batch import BatchLocations, BatchRecord, NewBatch
 from batchyard.store.tables.batch_options import BatchOptions, UrlFacts
-from batchyard.store.tables.chain import ChainPart, ChainRecord
 from batchyard.store.tables.chunk import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
 from batchyard.store.tables.delivery import (
     FILE_EVENTS,
@@ -88,9 +86,6 @@ __all__ = [
     "BatchSchedule",
     "BatchSnapshot",
     "Batches",
-    "ChainPart",
-    "ChainRecord",
-    "Chains",
     "ChunkAction",
     "ChunkLease",
     "ChunkStatus",
@@ -135,7 +130,6 @@ __all__ = [
     "Overview",
     "Page",
     "PartRecord",
-    "PartSummary",
     "Quota",
     "RateRecord",
     "Rates",

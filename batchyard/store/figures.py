@@ -14,12 +14,12 @@ from batchyard.database.aggregate import Aggregate, reads
 from batchyard.database.clock import clock
 from batchyard.database.leasing import is_held
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
-from batchyard.store.batch.live import IS_CHAIN, SUMS, of_own_chunks, sums_of_chunks
+from batchyard.store.batch.live import SUMS, of_own_chunks, sums_of_chunks
 from batchyard.store.leases import LEASES
 from batchyard.store.runner.hours import read_hours
 from batchyard.store.runner.rates import RateRow
 from batchyard.store.runner.runners import RunnerRow, RunnerStatus
-from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.batch import BATCHES, IS_PARENT
 from batchyard.store.tables.chunk import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
 from batchyard.store.tables.delivery import DeliveryRow, DeliveryStatus
 from batchyard.store.turns.candidates import is_runnable
@@ -140,13 +140,13 @@ async def _ended(connection: AsyncConnection) -> list[EndedBatches]:
     times = [BATCHES.c[status.timestamp_field] for status in TERMINAL if status.timestamp_field]
     took = func.coalesce(*times) - BATCHES.c.created_at
     classes = [_count_where(took <= limit) for limit in DURATIONS]
-    # Of chains their first stages, as before their end: otherwise counters would go back there.
-    first_stages = sums_of_chunks(and_(BATCHES.c.status.in_(TERMINAL), IS_CHAIN)).subquery()
-    sums = [func.sum(of_own_chunks(first_stages, name)) for name in SUMS]
+    # Of parents their own chunks, as before their end: otherwise counters would go back there.
+    of_parents = sums_of_chunks(and_(BATCHES.c.status.in_(TERMINAL), IS_PARENT)).subquery()
+    sums = [func.sum(of_own_chunks(of_parents, name)) for name in SUMS]
     group = (BATCHES.c.status, BATCHES.c.endpoint, BATCHES.c.model)
     statement = (
         select(*group, func.count(), func.sum(took), *sums, *classes)
-        .outerjoin(first_stages, first_stages.c.batch_id == BATCHES.c.id)
+        .outerjoin(of_parents, of_parents.c.batch_id == BATCHES.c.id)
         .where(BATCHES.c.status.in_(TERMINAL))
         .group_by(*group)
     )

@@ -33,12 +33,11 @@ from batchyard.store.batch.live import (
     points_before,
     sums_of_chunks,
 )
+from batchyard.store.batch.pages import counted_so_far
 from batchyard.store.runner.runners import RunnerKind, RunnerRecord, RunnerRow, RunnerStatus
 from batchyard.store.tables.batch import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
-from batchyard.store.tables.chain import chain_counts
 from batchyard.store.tables.chunk import CHUNKS, IS_LEASED, IS_OPEN, is_due, remaining_tokens
 from batchyard.store.tables.shares import shares_of
-from batchyard.store.tenant.usage import costs_so_far
 from batchyard.store.turns.candidates import is_runnable
 
 if TYPE_CHECKING:
@@ -303,21 +302,16 @@ async def _listed(
         points = await connection.execute(points_before(_SPEED_SECONDS, running))
         before = {point["batch_id"]: point for point in points.mappings()}
     open_ids = [row["id"] for row in rows if row["status"] in UNFINISHED]
-    chain_ids = [row["id"] for row in rows if row["stages"] and row["status"] in UNFINISHED]
     shares = await shares_of(connection, open_ids) if prices.by_model else {}
-    costs = await costs_so_far(connection, shares, prices, chain_ids)
-    chains = await chain_counts(connection, chain_ids)
+    every = [{name: int(row[f"live_{name}"] or 0) for name in (*SUMS, "running")} for row in rows]
+    own = {
+        row["id"]: (sums.pop("completed"), sums.pop("failed"))
+        for row, sums in zip(rows, every, strict=True)
+    }
+    records = [BatchRecord.read(row) for row in rows]
+    batches = await counted_so_far(connection, records, own, shares, prices)
     listed = []
-    for row in rows:
-        sums = {name: int(row[f"live_{name}"] or 0) for name in (*SUMS, "running")}
-        so_far = sums.pop("completed"), sums.pop("failed")
-        completed, failed = chains.get(row["id"], so_far)
-        batch = BatchRecord.read(row).counting(
-            completed=completed,
-            failed=failed,
-            cost=costs.get(row["id"]),
-            currency=prices.currency,
-        )
+    for row, batch, sums in zip(rows, batches, every, strict=True):
         speed = _speed(row, sums, before.get(row["id"]), now) if sums["running"] else None
         listed.append(ListedBatch(batch=batch, tokens_per_second=speed, **sums))
     return listed

@@ -30,7 +30,7 @@ from batchyard.services.segments.segments import encode_entry, put_bytes, read_o
 from batchyard.steps.collect import collect
 from batchyard.steps.collect.collect import DAMAGED
 from batchyard.steps.retry.retry import retry_batch
-from batchyard.store import Chains
+from batchyard.store.chain.chains import Chains
 from batchyard.store.tables.batch import BATCHES
 from tests.faults import actor
 from tests.lifecycle import run_chunks

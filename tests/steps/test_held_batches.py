@@ -365,7 +365,7 @@ async def test_chains_that_have_almost_all_places_do_not_slow_down_other_batches
     for number in range(90):
         await yard.create([chat_line("a")], then=(stage,), tenant=f"chains-{number % 3}")
     async with HeldBatches(yard.services.store, yard.services.settings) as held:
-        while not held.has_few_places_for_chains:
+        while not held.has_few_places_for_parents:
             await held.claim(held.room)
         others = [await yard.create([chat_line("a")], tenant="other") for _ in range(5)]
         assert set(await held.claim(held.room)) == set(others)

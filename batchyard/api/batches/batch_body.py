@@ -185,7 +185,7 @@ _VALUES: Final[dict[Value, Any]] = {
     Value.URL: Url,
     Value.ADDRESS: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)],
     Value.TEMPLATE: Annotated[Text, described(maxLength=MOST_TEMPLATE_CHARS)],
-    Value.STAGES: Annotated[
+    Value.OBJECTS: Annotated[
         list[NextStage], Field(max_length=MAX_STAGES, fail_fast=True), OF_OBJECTS
     ],
     Value.PAIRS: Metadata,

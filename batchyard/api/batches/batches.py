@@ -22,6 +22,7 @@ from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.pages import AskedPage, ListPage, known_cursor, to_list_page
 from batchyard.api.http.request_lines import KEY
 from batchyard.api.http.route import Route, may_refuse
+from batchyard.batch.chains import BatchStages
 from batchyard.delivery.redeliver import ask_for_delivery, redirect
 from batchyard.delivery.webhooks import Delivery, delivery_object
 from batchyard.errors import (
@@ -39,7 +40,7 @@ from batchyard.steps.create.create import accept_batch
 from batchyard.steps.create.destinations import check_destinations
 from batchyard.steps.retry.retry import RetryCaller, accept_retry
 from batchyard.store import IdempotencyKey
-from batchyard.wire import Batch, BatchStages
+from batchyard.wire import Batch  # noqa: TC001 — FastAPI reads it at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchyard.batch.chains import BatchStage, stage_file_id
 from batchyard.errors import RecordNotFound
-from batchyard.wire import BatchStage, RequestCounts, stage_file_id
+from batchyard.wire import RequestCounts
 
 if TYPE_CHECKING:
     from batchyard.batch.chains import Stage
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 async def stages_of(services: Services, batch: BatchRecord) -> list[BatchStage]:
     """All of them, the first one too."""
     store = services.store
-    further = (await store.chains.get(batch.id)).stages if batch.stages else ()
+    further = await store.chains.stages_of(batch)
     chunks = await store.chunks.summary(batch.id)
     first = BatchStage(
         stage=1,

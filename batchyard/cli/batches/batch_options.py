@@ -132,7 +132,7 @@ _KINDS: dict[Value, tuple[Any, dict[str, Any]]] = {
     Value.NUMBER: (int, {}),
     Value.PAIRS: (list[str], {}),
     Value.TEMPLATE: (str, {"parser": _read_text, "metavar": "FILE"}),
-    Value.STAGES: (str, {"parser": read_chain, "metavar": "FILE"}),
+    Value.OBJECTS: (str, {"parser": read_chain, "metavar": "FILE"}),
     Value.OBJECT: (str, {"parser": _read_object, "metavar": "JSON"}),
 }
 """The type of a value on the command line, and how it is read; of all others: a text."""

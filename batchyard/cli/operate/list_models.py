@@ -180,13 +180,13 @@ def _why_none(
 async def _waits(services: Services, backlog: Mapping[str, int]) -> dict[str, str]:
     """By model, why its batches wait."""
     batches = await services.store.batches.page(unfinished=True, limit=_MOST_BATCHES)
-    # A chain may wait for the model of a later stage: others have the last word.
-    batches.sort(key=lambda each: each.stages == 0)
+    # A parent may wait for the model of a part: others have the last word.
+    batches.sort(key=lambda each: not each.is_parent)
     return {
         batch.model: batch.wait_reason
         for batch in batches
         if batch.model and batch.wait_reason and batch.status is BatchStatus.IN_PROGRESS
-        if batch.stages == 0 or backlog.get(batch.model)
+        if not batch.is_parent or backlog.get(batch.model)
     }
 
 

@@ -14,7 +14,8 @@ from batchyard.control.hidden_batches import make_hidden_batch
 from batchyard.lines.endpoints import ENDPOINTS
 from batchyard.lines.sequences import prompts_in
 from batchyard.logs import event_logger
-from batchyard.store import ChainPart, HiddenFor, NewBatch
+from batchyard.store import HiddenFor, NewBatch
+from batchyard.store.tables.chain import ChainPart
 
 if TYPE_CHECKING:
     from batchyard.batch.chains import Stage

@@ -33,7 +33,7 @@ from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import NoAnswerCode, Outcome, is_refused, of_made_request, unanswered
-from batchyard.services.keys import stage_prefix
+from batchyard.services.keys import results_prefix
 from batchyard.services.segments.new_lines import new_segments
 from batchyard.services.segments.segment_headers import decode_headers
 from batchyard.steps.collect.collect import DAMAGED, LISTED_AGAIN_SECONDS
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
+HAND_ON_SECONDS = 0.5
+"""How often finished lines of a chain are handed to its next stage."""
 _ENDED: Final = 255
 """In place of a stage: the line is in the chain's results."""
 
@@ -138,7 +140,7 @@ class ChainRelay:
             if not part.is_drained:
                 file_id = batches[part.batch_id].record.input_file_id
                 self._sources.append(Source(part.batch_id, file_id, part.stage, ordinals))
-        results = stage_prefix(self._chain.id, len(self._stages) + 1)
+        results = results_prefix(self._chain)
         async with aclosing(new_segments(storage, results)) as segments:
             async for _, segment in segments:
                 for header in decode_headers(segment, len(self._reached)).headers:
@@ -408,7 +410,7 @@ async def _keep_relaying(services: Services, batch_id: str, epoch: int) -> None:
             async with ChainRelay.opened(services, batch_id, epoch) as relay:
                 while not relay.is_done:
                     await relay.look()
-                    await asyncio.sleep(intervals.CHAINS_SECONDS)
+                    await asyncio.sleep(HAND_ON_SECONDS)
                 return
         except (LeaseLost, TransitionConflict):
             # Another owner has it, or it has been stopped.

@@ -49,8 +49,8 @@ class TraitsOfBatches:
             await self._on_first(batch)
             salting = partial(cache_salt_of, self._services, batch.tenant)
             salt = await patiently(salting, "a cache salt")
-            is_chained = batch.stages > 0 or batch.part_of is not None
-            traits = BatchTraits(cache_salt=salt, is_chained=is_chained)
+            is_awaited = batch.is_parent or batch.part_of is not None
+            traits = BatchTraits(cache_salt=salt, is_awaited=is_awaited)
             while len(self._traits) >= _MOST_BATCHES:
                 del self._traits[next(iter(self._traits))]
             self._traits[batch_id] = BatchFacts(

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 _LAST_FLUSH_SECONDS = 5.0
-_FLUSHES_OF_CHAINS = 4
+_FLUSHES_OF_AWAITED = 4
 """In place of one. The next stage finds less in the cache with each second that it waits."""
 
 
@@ -435,8 +435,8 @@ class ChunkRun:
     def _flush_seconds(self) -> float:
         """How long finished lines are in memory only, at most."""
         seconds = self.services.settings.flush_seconds
-        is_chained = self._plan is not None and self._plan.traits.is_chained
-        return seconds / _FLUSHES_OF_CHAINS if is_chained else seconds
+        is_awaited = self._plan is not None and self._plan.traits.is_awaited
+        return seconds / _FLUSHES_OF_AWAITED if is_awaited else seconds
 
 
 def _raise_error_of(work: asyncio.Task[None]) -> None:

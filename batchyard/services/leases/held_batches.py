@@ -183,18 +183,18 @@ class HeldBatches:
     async def claim(self, limit: int) -> list[str]:
         """Lease up to ``limit`` batches whose turn it is, of tenants that have not too many here.
 
-        Hold or release each of them. Where chains have few places, none is among several.
+        Hold or release each of them. Where parents have few places, none is among several.
         """
         await self._renewals.before_claim()
         with_expired = time.monotonic() - self._expired_at >= _EXPIRED_SECONDS
         with_expired = with_expired and self._renewals.may_take_expired
-        chains, is_little = self._room_for_chains(), self.has_few_places_for_chains
+        parents, is_little = self._room_for_parents(), self.has_few_places_for_parents
         claim = self._store.batch_leases.claim(
             owner=self.owner,
             lease_seconds=self._settings.batch_lease_seconds,
             without_tenants=self._room.full_tenants(),
-            without_chains=chains.free <= 0 or (limit > 1 and is_little),
-            without_chains_of=chains.full_tenants(),
+            without_parents=parents.free <= 0 or (limit > 1 and is_little),
+            without_parents_of=parents.full_tenants(),
             limit=limit,
             with_expired=with_expired,
         )
@@ -216,18 +216,18 @@ class HeldBatches:
         return claimed
 
     @property
-    def has_few_places_for_chains(self) -> bool:
-        """Whether chains are claimed one at a time: several may be of one tenant, which must not
-        have the last places. Other batches do not wait for that: chains may last for days.
+    def has_few_places_for_parents(self) -> bool:
+        """Whether parents are claimed one at a time: several may be of one tenant, which must not
+        have the last places. Other batches do not wait for that: parents may last for days.
         """
-        return 0 < self._room_for_chains().free <= _AHEAD
+        return 0 < self._room_for_parents().free <= _AHEAD
 
-    def _room_for_chains(self) -> Room:
-        """The room that chains have for themselves: their parts need the places of batches, or
+    def _room_for_parents(self) -> Room:
+        """The room that parents have for themselves: their parts need the places of batches, or
         nothing would go on."""
         room = Room(self._settings.batches_at_once)
         for each in self._held.values():
-            if each.standing is not None and each.standing.is_chain:
+            if each.standing is not None and each.standing.is_parent:
                 room.take(each.standing.tenant)
         return room
 
@@ -291,7 +291,7 @@ class HeldBatches:
         except BaseException:
             self._beginning -= 1
             raise
-        if not standing.is_chain:
+        if not standing.is_parent:
             self._room.take(standing.tenant)
         try:
             try:
@@ -306,7 +306,7 @@ class HeldBatches:
             if self._working.get(batch_id) is place:
                 del self._working[batch_id]
             place.give_back()
-            if not standing.is_chain:
+            if not standing.is_parent:
                 self._room.give_back(standing.tenant)
 
     async def take_turn(self, batch_id: str, *, is_small: bool | None = None) -> None:

@@ -11,6 +11,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from batchyard.batch.chains import stage_file_id
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
 from batchyard.lifecycle import BatchStatus
@@ -18,7 +19,7 @@ from batchyard.lines.framing import custom_id_of, read_lines
 from batchyard.logs import event_logger
 from batchyard.results.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.batch_span import traced
-from batchyard.services.keys import file_key, result_key, stage_prefix
+from batchyard.services.keys import file_key, result_key, results_prefix, stage_prefix
 from batchyard.services.segments.local_copy import local_copy
 from batchyard.services.segments.new_lines import new_segments
 from batchyard.services.services import Progress
@@ -26,7 +27,7 @@ from batchyard.steps.collect.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import HiddenFor, NewFile
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
-from batchyard.wire import RequestCounts, TokenUsage, result_file_id, stage_file_id
+from batchyard.wire import RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -64,7 +65,7 @@ class Collected:
     """Why it failed; None for any other end."""
     output: NewFile | None
     error: NewFile | None
-    stages: tuple[NewFile, ...]
+    others: tuple[NewFile, ...]
     """The answers of the stages before the last, if there are any."""
     counts: RequestCounts
     error_counts: tuple[ErrorCount, ...]
@@ -91,7 +92,7 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
             batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
         )
     services.on_progress(Progress(batch_id, "collecting"))
-    prefix = stage_prefix(batch_id, batch.stages + 1)
+    prefix = results_prefix(batch)
     with (
         os_errors_as_ours(str(services.spool)),
         ResultLines(services.spool, batch.counts.total) as lines,
@@ -104,13 +105,13 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         if target in _UNFINISHED and counts.total and not is_empty:
             reason = errors[0].message if errors and target is BatchStatus.FAILED else ""
             await _add_unfinished(services, batch, lines, _UNFINISHED[target], reason)
-        usage = await services.store.chains.usage(batch_id) if batch.stages else lines.usage
+        usage = await services.store.chains.usage(batch_id) if batch.is_parent else lines.usage
         return Collected(
             target=target,
             errors=errors if target is BatchStatus.FAILED else None,
             output=await _write_file(services, batch, lines, Outcome.OUTPUT, epoch),
             error=await _write_file(services, batch, lines, Outcome.ERROR, epoch),
-            stages=await _write_stages(services, batch, epoch),
+            others=await _write_stages(services, batch, epoch),
             counts=counts,
             error_counts=lines.errors.counts(),
             usage=usage,
@@ -135,7 +136,7 @@ async def _add_all_segments(
     # Before they are listed: a segment is stored before its lines are counted in its chunk's row.
     counted = (
         await services.store.chains.get(batch.id)
-        if batch.stages
+        if batch.is_parent
         else await services.store.chunks.summary(batch.id)
     )
     recorded = counted.completed + counted.failed

@@ -47,7 +47,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         errors=collected.errors,
         output=collected.output,
         error=collected.error,
-        stages=collected.stages,
+        others=collected.others,
         counts=collected.counts,
         error_counts=collected.error_counts,
         usage=collected.usage.to_wire(),

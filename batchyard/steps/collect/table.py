@@ -110,9 +110,8 @@ async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder
 
 async def _answered_by(services: Services, batch: BatchRecord) -> str:
     """The endpoint of the answers: of a chain that of its last stage."""
-    if not batch.stages:
-        return batch.endpoint
-    return (await services.store.chains.get(batch.id)).stages[-1].endpoint
+    further = await services.store.chains.stages_of(batch)
+    return further[-1].endpoint if further else batch.endpoint
 
 
 async def _rows_key(services: Services, batch: BatchRecord) -> str | None:

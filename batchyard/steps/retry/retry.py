@@ -34,7 +34,6 @@ from batchyard.wire import new_file_id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from batchyard.batch.chains import Stage
     from batchyard.lines.body_patch import BodyPatch
     from batchyard.locations.access import Location
     from batchyard.services.services import Services
@@ -111,7 +110,7 @@ async def accept_retry(
         output_lifetime_seconds=batch.output_lifetime_seconds,
         notify_email=batch.notify_email,
         retry_of=batch.id,
-        then=await _further_stages(services, batch),
+        then=await services.store.chains.stages_of(batch),
     )
     try:
         made = await services.store.batches.create(
@@ -144,10 +143,6 @@ async def _options(
         return options
     await check_model(services, model, is_client=options.public_urls, param="set")
     return msgspec.structs.replace(options, models=(model,) if options.models else ())
-
-
-async def _further_stages(services: Services, batch: BatchRecord) -> tuple[Stage, ...]:
-    return (await services.store.chains.get(batch.id)).stages if batch.stages else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +245,7 @@ async def _copy_lines(
         if errors is None and output is None:
             lines = lines_of(source)
         else:
-            are_asked_here = not batch.stages
+            are_asked_here = not batch.is_parent
             lines = chosen_lines(
                 batch.id, source, errors, output, choice, are_asked_here=are_asked_here
             )

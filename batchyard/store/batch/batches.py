@@ -386,7 +386,7 @@ class Batches(Aggregate):
         errors: Sequence[BatchError] | None = None,
         output: NewFile | None,
         error: NewFile | None,
-        stages: Sequence[NewFile] = (),
+        others: Sequence[NewFile] = (),
         counts: RequestCounts,
         error_counts: Sequence[ErrorCount] = (),
         usage: BatchUsage,
@@ -398,8 +398,8 @@ class Batches(Aggregate):
         """End as ``completed``, ``expired``, ``cancelled`` or ``failed``, with its files' rows.
 
         ``undelivered``: by ``output`` and ``error``, why that file is not where it was wanted;
-        ``again``: those URLs of clients to which the outbox delivers it. ``stages``: the files of
-        its earlier stages.
+        ``again``: those URLs of clients to which the outbox delivers it. ``others``: files
+        that are recorded with them.
 
         The files' bytes are already durable. ``error_counts`` says why lines failed, ``errors``
         why the batch did. Of ``counts`` the total is not written again: it is what ``begin`` said.
@@ -430,7 +430,7 @@ class Batches(Aggregate):
             undelivered=dict(undelivered) if undelivered else None,
             **usage_values(usage),
         )
-        for file in filter(None, (output, error, *stages)):
+        for file in filter(None, (output, error, *others)):
             await insert_file(connection, file)
         if again:
             await insert_file_deliveries(connection, record, again)

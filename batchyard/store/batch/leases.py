@@ -19,7 +19,7 @@ from batchyard.database.leasing import (
     renewed,
 )
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
-from batchyard.store.tables.batch import BATCHES, has_no_owner
+from batchyard.store.tables.batch import BATCHES, IS_PARENT, has_no_owner
 from batchyard.store.tables.chain import CHAIN_IS_OPEN, CHAINS
 from batchyard.store.tables.chunk import CHUNKS, IS_OPEN
 from batchyard.store.turns.order import is_small_file, read_standings, turns_of_batches
@@ -47,8 +47,8 @@ _SNAPSHOTS = select(
     or_(
         select(CHUNKS.c.index).where(CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN).exists(),
         and_(
-            # Not asked of those that are no chains.
-            BATCHES.c.stages > 0,
+            # Not asked of those that are no parents.
+            IS_PARENT,
             select(CHAINS.c.batch_id)
             .where(CHAINS.c.batch_id == BATCHES.c.id, CHAIN_IS_OPEN)
             .exists(),
@@ -99,20 +99,20 @@ class BatchLeases(Aggregate):
         lease_seconds: float,
         batch_id: str | None = None,
         without_tenants: Collection[str] = (),
-        without_chains: bool = False,
-        without_chains_of: Collection[str] = (),
+        without_parents: bool = False,
+        without_parents_of: Collection[str] = (),
         limit: int = 1,
         with_expired: bool = True,
     ) -> list[BatchLease]:
         """Lease up to ``limit`` batches that have not ended: this one, or the first in order.
 
         The order is that of :mod:`.schedule.turns`. Nothing is leased of ``without_tenants``, no
-        chain ``without_chains``, and none of the tenants ``without_chains_of``. An empty list: no
+        chain ``without_parents``, and none of the tenants ``without_parents_of``. An empty list: no
         batch is free. Without ``with_expired``, no batch is leased whose owner's lease has expired.
         To look for them reads every batch that has not ended.
         """
         if batch_id is None:
-            wanted = _is_wanted(without_tenants, without_chains, without_chains_of)
+            wanted = _is_wanted(without_tenants, without_parents, without_parents_of)
             free = _free_batches(limit, wanted, with_expired=with_expired)
         else:
             free = _one_free_batch(batch_id, with_expired=with_expired)
@@ -212,17 +212,17 @@ def _one_free_batch(batch_id: str, *, with_expired: bool) -> Select[Any]:
 
 
 def _is_wanted(
-    without_tenants: Collection[str], without_chains: bool, without_chains_of: Collection[str]
+    without_tenants: Collection[str], without_parents: bool, without_parents_of: Collection[str]
 ) -> ColumnElement[bool]:
     wanted: ColumnElement[bool] = true()
     if without_tenants:
         wanted = and_(wanted, BATCHES.c.tenant.not_in(sorted(without_tenants)))
-    is_no_chain = BATCHES.c.stages == 0
-    if without_chains:
-        return and_(wanted, is_no_chain)
-    if without_chains_of:
-        is_others = BATCHES.c.tenant.not_in(sorted(without_chains_of))
-        return and_(wanted, or_(is_no_chain, is_others))
+    is_no_parent = ~IS_PARENT
+    if without_parents:
+        return and_(wanted, is_no_parent)
+    if without_parents_of:
+        is_others = BATCHES.c.tenant.not_in(sorted(without_parents_of))
+        return and_(wanted, or_(is_no_parent, is_others))
     return wanted
 
 

@@ -10,7 +10,7 @@ from batchyard.database.clock import clock
 from batchyard.database.leasing import is_held
 from batchyard.lifecycle import TERMINAL, UNFINISHED
 from batchyard.store.batch.history import POINTS
-from batchyard.store.tables.batch import BATCHES, works_for
+from batchyard.store.tables.batch import BATCHES, IS_PARENT, works_for
 from batchyard.store.tables.chunk import CHUNKS, IS_LEASED
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ ENDED_AT: Final = func.coalesce(
     )
 )
 """When a batch ended; NULL before."""
-
-IS_CHAIN: Final = BATCHES.c.stages > 0
 
 
 def sums_of_chunks(which: ColumnElement[bool] | None = None) -> Select[Any]:
@@ -58,13 +56,13 @@ def live(chunks: Subquery, name: str) -> ColumnElement[int]:
 
 
 def of_own_chunks(chunks: Subquery, name: str) -> ColumnElement[int]:
-    """The same as :func:`live`, for sums over batches and the parts of chains.
+    """The same as :func:`live`, for sums over batches and their parts.
 
-    An ended chain's own columns are those of all stages, whose parts are batches as well. Its
-    chunks are of its first stage, as before its end: otherwise later stages would count twice.
-    ``chunks`` must have those of ended chains too.
+    The columns of a parent that has ended include its parts, which are batches as well. Its chunks
+    are its own, as before its end: otherwise parts would count twice. ``chunks`` must have those
+    of ended parents too.
     """
-    return case((IS_CHAIN, func.coalesce(chunks.c[name], 0)), else_=live(chunks, name))
+    return case((IS_PARENT, func.coalesce(chunks.c[name], 0)), else_=live(chunks, name))
 
 
 def points_before(seconds: float, batch_ids: Collection[str] | None = None) -> Select[Any]:
@@ -92,7 +90,7 @@ def answered_within(seconds: float, tenant: str | None) -> Select[Any]:
     before and has no point of that time is left out: when its answers came is not known.
     """
     before = points_before(seconds).subquery()
-    has_sums_there = or_(BATCHES.c.status.in_(UNFINISHED), IS_CHAIN)
+    has_sums_there = or_(BATCHES.c.status.in_(UNFINISHED), IS_PARENT)
     # As ids: with the conditions in its own query, SQLite looks at every chunk there is.
     ids = select(BATCHES.c.id).where(_is_recent(seconds), has_sums_there).correlate(None)
     chunks = sums_of_chunks(BATCHES.c.id.in_(ids)).subquery()

@@ -102,7 +102,7 @@ async def _count(connection: AsyncConnection, ended: BatchRecord, prices: Prices
     The parts of a chain are counted as they end, so of the chain itself only its first stage is.
     Its own columns are those of all stages.
     """
-    if not ended.stages:
+    if not ended.is_parent:
         return await count_usage(connection, ended, prices)
     first = await summarise(connection, ended.id)
     counts = {"completed": first.completed, "failed": first.failed}

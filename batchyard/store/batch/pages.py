@@ -17,11 +17,12 @@ from batchyard.store.tables.shares import shares_of
 from batchyard.store.tenant.usage import costs_so_far
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.batch.prices import Prices
+    from batchyard.store.tables.shares import Share
 
 
 _ONE: Final = select(*RECORD_COLUMNS).where(BATCHES.c.id == bindparam("batch"))
@@ -103,26 +104,46 @@ async def _live(
 ) -> list[LiveBatch]:
     """The same, each with its counts of now, in one query for all: one for each would take long."""
     unfinished = [batch.id for batch in batches if batch.status not in TERMINAL]
-    chain_ids = [batch.id for batch in batches if batch.stages and batch.status not in TERMINAL]
     shares = await shares_of(connection, unfinished)
-    costs = await costs_so_far(connection, shares, prices, chain_ids)
-    chains = await chain_counts(connection, chain_ids)
-    live = []
-    for batch in batches:
-        if batch.status in TERMINAL:
-            live.append(LiveBatch(batch, batch.total_tokens))
-            continue
-        models = shares.get(batch.id, {}).values()
-        so_far = sum(each.completed for each in models), sum(each.failed for each in models)
-        completed, failed = chains.get(batch.id, so_far)
-        counted = batch.counting(
-            completed=completed,
-            failed=failed,
+    models = {batch_id: shares.get(batch_id, {}).values() for batch_id in unfinished}
+    own = {
+        batch_id: (sum(each.completed for each in found), sum(each.failed for each in found))
+        for batch_id, found in models.items()
+    }
+    tokens = {key: sum(each.usage.total_tokens for each in found) for key, found in models.items()}
+    return [
+        LiveBatch(batch, tokens.get(batch.id, batch.total_tokens))
+        for batch in await counted_so_far(connection, batches, own, shares, prices)
+    ]
+
+
+async def counted_so_far(
+    connection: AsyncConnection,
+    batches: Sequence[BatchRecord],
+    own: Mapping[str, tuple[int, int]],
+    shares: Mapping[str, Mapping[str, Share]],
+    prices: Prices,
+) -> list[BatchRecord]:
+    """The batches; those that have not ended, with their counts and costs of now.
+
+    ``own``: the completed and the failed lines of the chunks of each, and ``shares`` by model. Of a
+    chain they are those of its first stage, so its counts are read, and the costs of its parts.
+    """
+    open_ids = {batch.id for batch in batches if batch.status not in TERMINAL}
+    parents = [batch.id for batch in batches if batch.is_parent and batch.id in open_ids]
+    costs = await costs_so_far(connection, shares, prices, parents)
+    counts = {**own, **await chain_counts(connection, parents)}
+    return [
+        batch.counting(
+            completed=counts[batch.id][0],
+            failed=counts[batch.id][1],
             cost=costs.get(batch.id),
             currency=prices.currency,
         )
-        live.append(LiveBatch(counted, sum(each.usage.total_tokens for each in models)))
-    return live
+        if batch.id in open_ids
+        else batch
+        for batch in batches
+    ]
 
 
 async def place_of(

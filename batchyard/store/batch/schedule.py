@@ -16,7 +16,7 @@ from batchyard.schedule.forecast import OpenWork
 from batchyard.schedule.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
 from batchyard.store.batch.pages import load_batch
 from batchyard.store.tables.audit import note_action
-from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.batch import BATCHES, IS_PARENT
 from batchyard.store.tables.chunk import (
     CHUNKS,
     IS_LEASED,
@@ -48,7 +48,7 @@ _MOVED_SHARE: Final = 0.01
 of engines is measured all the time, and each measurement changes every forecast a little."""
 _FORECAST_COLUMNS = [
     BATCHES.c[name]
-    for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at", "stages")
+    for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at")
 ]
 _BEHIND: Final = "other batches of its model go first: it is a background batch"
 
@@ -138,14 +138,15 @@ class BatchSchedule(Aggregate):
         """When it was written, and those late for long enough that were not named before."""
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         # One after the other by id: the order of everybody who changes several batches.
-        columns = (*_FORECAST_COLUMNS, is_background().label("is_background"))
+        is_parent = IS_PARENT.label("is_parent")
+        columns = (*_FORECAST_COLUMNS, is_background().label("is_background"), is_parent)
         known = select(*columns).where(running).order_by(BATCHES.c.id)
         one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
         now = await read_seconds(connection)
         changed, at_risk = [], []
         for row in (await connection.execute(known)).all():
-            # Of a chain only its first stage is known, so there is nothing to say.
-            eta_at = None if row.stages else etas.get(row.id)
+            # Of its parts not all are known, so there is nothing to say.
+            eta_at = None if row.is_parent else etas.get(row.id)
             late_since = row.late_since if row.late_since is not None else now
             if eta_at is None or eta_at <= row.expires_at or row.is_background:
                 late_since = None
@@ -216,7 +217,7 @@ class BatchSchedule(Aggregate):
                 BATCHES.c.wait_reason,
                 and_(is_background(), _others_of_model()).label("is_behind"),
                 _trouble().label("trouble"),
-                and_(BATCHES.c.stages > 0, ~_has_open_chunks(BATCHES)).label("has_parts_only"),
+                and_(IS_PARENT, ~_has_open_chunks(BATCHES)).label("has_parts_only"),
             )
             .where(running)
             .order_by(BATCHES.c.id)

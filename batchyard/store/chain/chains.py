@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.batch.chains import Stage
     from batchyard.store.tables.batch import BatchRecord, NewBatch
     from batchyard.store.tables.file import NewFile
 
@@ -66,6 +67,10 @@ class Chains(Aggregate):
         if row is None:
             raise RecordNotFound(f"{batch_id} has one stage only.")
         return ChainRecord.read(row)
+
+    async def stages_of(self, batch: BatchRecord) -> tuple[Stage, ...]:
+        """The stages behind the first, without a query for a batch that has none."""
+        return (await self.get(batch.id)).stages if batch.stages else ()
 
     @reads
     async def parts(self, connection: AsyncConnection, chain_id: str) -> list[ChainPart]:

@@ -21,10 +21,9 @@ from batchyard.database.clock import clock_seconds, read_seconds
 from batchyard.database.page import Page, from_place
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import UNFINISHED, BatchStatus
-from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.batch import BATCHES, RESULTS, result_file_ids
 from batchyard.store.tables.file import FILES, FileRecord, NewFile
 from batchyard.store.tenant.tenants import hold_quota
-from batchyard.wire import result_file_id, stage_file_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,15 +202,10 @@ class Files(Aggregate):
         """
         ids: set[str] = set()
         found = await connection.execute(
-            select(BATCHES.c.id, BATCHES.c.input_file_id, BATCHES.c.stages).where(_HAS_NOT_ENDED)
+            select(BATCHES.c.input_file_id, *RESULTS).where(_HAS_NOT_ENDED)
         )
-        for batch_id, input_file_id, stages in found:
-            ids |= {
-                input_file_id,
-                result_file_id(batch_id, "output"),
-                result_file_id(batch_id, "error"),
-                *(stage_file_id(batch_id, stage) for stage in range(1, stages + 1)),
-            }
+        for input_file_id, *results in found:
+            ids |= {input_file_id, *result_file_ids(*results)}
         return ids
 
     @reads

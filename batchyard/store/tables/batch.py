@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlmodel import Field, SQLModel
 
 from batchyard.batch.batch_options import DeliveryKind  # noqa: TC001 - in a dataclass
-from batchyard.batch.chains import Stage  # noqa: TC001 - SQLModel reads it at run time
+from batchyard.batch.chains import Stage, stage_file_id
 from batchyard.batch.prices import BILLION
 from batchyard.batch_error import BatchError
 from batchyard.database.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
@@ -45,6 +45,7 @@ from batchyard.wire import (
     RequestCounts,
     new_batch_id,
     new_file_id,
+    result_file_id,
 )
 
 COMPLETION_WINDOW_SECONDS = DAY_SECONDS
@@ -95,7 +96,7 @@ class _BatchColumns(Record):
     part_of: str | None = None
     """The chain of which it has lines of a further stage. None: it is no part of a chain."""
     stages: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
-    """How many further stages its lines go through. 0: it is no chain."""
+    """How many further stages its lines go through. 0: it is no chain, and has no parts."""
 
     @property
     def metadata(self) -> dict[str, str] | None:  # type: ignore[override]  # the table has its own
@@ -106,6 +107,11 @@ class _BatchColumns(Record):
     def is_hidden(self) -> bool:
         """Whether its tenant neither created it nor sees it."""
         return self.hidden_for is not None
+
+    @property
+    def is_parent(self) -> bool:
+        """Whether its lines go on in other batches, its parts."""
+        return self.stages > 0
 
 
 class NewBatch(_BatchColumns):
@@ -348,6 +354,10 @@ Index(
     sqlite_where=BATCHES.c.part_of.is_not(None),
     postgresql_where=BATCHES.c.part_of.is_not(None),
 )
+RESULTS: Final = (BATCHES.c.id, BATCHES.c.stages)
+"""From these follow the ids of its files: see :func:`result_file_ids`."""
+IS_PARENT: Final = BATCHES.c.stages > 0
+"""Its lines go on in other batches, its parts: it is a chain."""
 _UNFINISHED: Final[list[ColumnElement[str]]] = [
     literal_column(f"'{status.value}'") for status in sorted(UNFINISHED)
 ]
@@ -367,6 +377,15 @@ def works_for(tenant: str) -> ColumnElement[bool]:
     hidden_for = BATCHES.c.hidden_for
     is_wanted = or_(hidden_for.is_(None), hidden_for == HiddenFor.CHAIN)
     return and_(BATCHES.c.tenant == tenant, is_wanted)
+
+
+def result_file_ids(batch_id: str, stages: int) -> set[str]:
+    """The ids of the files that a batch with these :data:`RESULTS` may publish."""
+    return {
+        result_file_id(batch_id, "output"),
+        result_file_id(batch_id, "error"),
+        *(stage_file_id(batch_id, stage) for stage in range(1, stages + 1)),
+    }
 
 
 def has_no_owner(table: FromClause) -> ColumnElement[bool]:

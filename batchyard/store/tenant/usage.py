@@ -224,17 +224,17 @@ async def costs_so_far(
     connection: AsyncConnection,
     shares: Mapping[str, Mapping[str, Share]],
     prices: Prices,
-    chains: Collection[str] = (),
+    parents: Collection[str] = (),
 ) -> dict[str, int]:
     """What batches that still run cost by now, in billionths, by their ids. Stored nowhere.
 
     Without those that have no answer or no price. Each may end with another cost: a line that
     runs twice is counted twice until the batch ends, and prices and measured speeds may change.
-    ``chains``: those of the batches whose parts cost something as well.
+    ``parents``: those of the batches whose parts cost something as well.
     """
     if not prices.by_model:
         return {}
-    parts = await _parts_of(connection, chains)
+    parts = await _parts_of(connection, parents)
     of_parts = await shares_of(connection, [part.id for part in parts if part.status in UNFINISHED])
     found = [*shares.items(), *((part.part_of, of_parts.get(part.id, {})) for part in parts)]
     pricing = await _pricing(connection, prices, {name for _, models in found for name in models})
@@ -249,12 +249,12 @@ async def costs_so_far(
     return dict(costs)
 
 
-async def _parts_of(connection: AsyncConnection, chains: Collection[str]) -> Sequence[Any]:
-    if not chains:
+async def _parts_of(connection: AsyncConnection, parents: Collection[str]) -> Sequence[Any]:
+    if not parents:
         return []
     names = ("id", "part_of", "status", "cost", "currency")
     columns = (BATCHES.c[name] for name in names)
-    return (await connection.execute(select(*columns).where(BATCHES.c.part_of.in_(chains)))).all()
+    return (await connection.execute(select(*columns).where(BATCHES.c.part_of.in_(parents)))).all()
 
 
 @dataclass(frozen=True, slots=True)

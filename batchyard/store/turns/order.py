@@ -18,7 +18,7 @@ from batchyard.schedule.turns import (
     Flow,
     Standing,
 )
-from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.batch import BATCHES, IS_PARENT
 from batchyard.store.tables.chunk import CHUNKS, IS_OPEN, UNANSWERED
 from batchyard.store.tables.file import FILES
 
@@ -85,7 +85,7 @@ async def read_standings(
         is_small.label("is_small"),
         BATCHES.c.expires_at,
         BATCHES.c.created_at,
-        BATCHES.c.stages,
+        IS_PARENT.label("is_parent"),
     ).where(BATCHES.c.id.in_(sorted(batch_ids)))
     return {
         row.id: Standing(
@@ -97,7 +97,7 @@ async def read_standings(
             is_small=bool(row.is_small),
             deadline=row.expires_at,
             created_at=row.created_at,
-            is_chain=row.stages > 0,
+            is_parent=bool(row.is_parent),
         )
         for row in await connection.execute(statement)
     }

@@ -11,8 +11,9 @@ from batchyard.batch.chains import Stage
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.schedule.forecast import OpenWork
-from batchyard.store import ChainPart, HiddenFor, NewChunk
+from batchyard.store import HiddenFor, NewChunk
 from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chain import ChainPart
 from batchyard.wire import new_batch_id
 from tests.contract.store.samples import (
     MODEL,

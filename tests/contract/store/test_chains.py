@@ -10,8 +10,9 @@ import pytest
 from batchyard.batch.chains import Stage
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.store import BatchRecord, ChainPart, HiddenFor, NewFile, Store, open_store
+from batchyard.store import BatchRecord, HiddenFor, NewFile, Store, open_store
 from batchyard.store.chain import chains
+from batchyard.store.tables.chain import ChainPart
 from tests.contract.store.outbox_samples import endpoint
 from tests.contract.store.samples import begin, finish, new_batch, new_file
 
@@ -139,7 +140,7 @@ async def test_a_tenant_that_has_enough_chains_gets_no_more_and_others_do(store:
         (await store.batches.create(new_batch(tenant="b", then=(STAGE,)))).id,
     }
     leases = await store.batch_leases.claim(
-        owner="me", lease_seconds=60, limit=5, without_chains_of={"a"}
+        owner="me", lease_seconds=60, limit=5, without_parents_of={"a"}
     )
     assert {each.batch_id for each in leases} == wanted
 
@@ -203,9 +204,9 @@ async def test_chains_are_left_to_others_by_those_that_have_enough(store: Store)
     chain = await store.batches.create(new_batch(then=(STAGE,)))
     plain = await store.batches.create(new_batch())
     first = await store.batch_leases.claim(
-        owner="me", lease_seconds=60, limit=5, without_chains=True
+        owner="me", lease_seconds=60, limit=5, without_parents=True
     )
     assert [each.batch_id for each in first] == [plain.id]
     others = await store.batch_leases.claim(owner="me", lease_seconds=60, limit=5)
     assert [each.batch_id for each in others] == [chain.id]
-    assert (await store.batch_leases.standings([chain.id]))[chain.id].is_chain
+    assert (await store.batch_leases.standings([chain.id]))[chain.id].is_parent

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.batch.chains import Stage
+from batchyard.batch.chains import Stage, stage_file_id
 from batchyard.batch_error import InputPart
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
@@ -17,7 +17,6 @@ from batchyard.wire import (
     new_batch_id,
     new_file_id,
     result_file_id,
-    stage_file_id,
     to_json,
 )
 from tests.contract.store.samples import (

@@ -10,9 +10,10 @@ from sqlalchemy.event import listen, remove
 
 from batchyard.batch.chains import Stage
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import ChainPart, EngineLoad, HiddenFor, RunnerKind
+from batchyard.store import EngineLoad, HiddenFor, RunnerKind
 from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.store.batch.history import MOST_POINTS, POINT_SECONDS, POINTS, too_many
+from batchyard.store.tables.chain import ChainPart
 from batchyard.wire import BatchUsage, RequestCounts
 from tests.contract.store.samples import (
     MODEL,

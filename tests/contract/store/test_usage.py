@@ -17,9 +17,10 @@ from batchyard.batch_error import BatchError
 from batchyard.errors import StoreUnavailable, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.results.results import MAX_TOKENS
-from batchyard.store import ChainPart, HiddenFor, LiveUse, NewChunk, Store, UsageTotal, open_store
+from batchyard.store import HiddenFor, LiveUse, NewChunk, Store, UsageTotal, open_store
 from batchyard.store.overview import Asked
 from batchyard.store.tables.batch import BATCHES
+from batchyard.store.tables.chain import ChainPart
 from batchyard.store.tables.chunk import CHUNKS
 from batchyard.store.tenant.usage import _USAGE
 from batchyard.wire import Amount, BatchUsage, RequestCounts, TokenUsage
