@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.steps.collect.collect import in_order
+from batchyard.processes.in_order import in_order
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine

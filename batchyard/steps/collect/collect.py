@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
@@ -30,7 +29,7 @@ from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
 from batchyard.wire import RequestCounts, TokenUsage, result_file_id, stage_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from pathlib import Path
     from typing import Literal
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 log = event_logger(__name__)
-
-T = TypeVar("T")
 
 _READ_AT_ONCE = 4
 """Segments; each has sixteen mebibytes and a line, at most."""
@@ -250,28 +247,3 @@ async def _write_lines(
         tenant=batch.tenant,
         lifetime_seconds=batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS,
     )
-
-
-async def in_order(
-    work: AsyncGenerator[Coroutine[Any, Any, T]], *, at_once: int
-) -> AsyncGenerator[T]:
-    """Run what ``work`` yields, up to ``at_once`` at a time; yield the results in its order.
-
-    Raises what the first of them raises; then, and when it is closed, the others are cancelled, and
-    it waits until they have ended.
-    """
-    running: deque[asyncio.Task[T]] = deque()
-    try:
-        async with contextlib.aclosing(work):
-            async for each in work:
-                running.append(asyncio.create_task(each))
-                if len(running) == at_once:
-                    yield await running[0]
-                    running.popleft()
-        while running:
-            yield await running[0]
-            running.popleft()
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
