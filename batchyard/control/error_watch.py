@@ -12,6 +12,7 @@ from batchyard.batch_error import BatchError
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
+from batchyard.processes.beside import beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,12 +34,8 @@ async def stopped_by_errors(services: Services, batch_id: str, epoch: int) -> As
     if batch.options.error_threshold is None:
         yield
         return
-    watch = asyncio.create_task(_watch(services, batch, epoch), name="error threshold")
-    try:
+    async with beside(_watch(services, batch, epoch), name="error threshold"):
         yield
-    finally:
-        watch.cancel()
-        await asyncio.wait([watch])
 
 
 async def _watch(services: Services, batch: BatchRecord, epoch: int) -> None:

@@ -6,7 +6,6 @@ change is made once, by any process.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +27,7 @@ from batchyard.files.read_results import ResultsReader
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
+from batchyard.processes.beside import every
 from batchyard.store import BatchOptions, HiddenFor, NewBatch
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ class ResponseGroups:
         self._owner = owner
         self._results = ResultsReader(services)
         self._readings: dict[str, _Reading] = {}
-        self._task: asyncio.Task[None] | None = None
         self._drains = False
         self._has_open = False
 
@@ -90,27 +89,24 @@ class ResponseGroups:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
         with contextlib.suppress(StoreError):
             await self._services.store.leases.release(_LEASE, self._owner)
 
-    def start(self) -> None:
-        """Look from now on, beside whatever else happens."""
-        self._task = asyncio.create_task(self._keep_looking(), name="responses")
+    def going_on(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Look again and again while the block runs."""
+        return every(lambda: intervals.RESPONSES_SECONDS, self._try_to_look, name="responses")
 
     def drain(self) -> None:
         """Leave what is open to the next process."""
         self._drains = True
 
-    async def _keep_looking(self) -> None:
-        while not self._drains:
-            try:
-                await self.look()
-            except Exception as error:  # noqa: BLE001 - the next look may go better
-                log.warning("responses.not_seen", describe(error))
-            await asyncio.sleep(intervals.RESPONSES_SECONDS)
+    async def _try_to_look(self) -> None:
+        if self._drains:
+            return
+        try:
+            await self.look()
+        except Exception as error:  # noqa: BLE001 - the next look may go better
+            log.warning("responses.not_seen", describe(error))
 
     async def look(self) -> None:
         """Do what there is to do now. Raises :class:`~batchyard.errors.StoreError`."""

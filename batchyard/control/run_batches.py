@@ -74,9 +74,9 @@ class BatchRunner:
             async with (
                 Deliverer(self._services, attempt=self._deliver) as deliverer,
                 ResponseGroups(self._services, self._held.owner) as responses,
+                responses.going_on(),
             ):
                 deliverer.start()
-                responses.start()
                 await self._serve(runner.id, deliverer, responses)
         finally:
             for task in self._tasks:

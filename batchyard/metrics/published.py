@@ -7,7 +7,6 @@ never go down while the worker lives. The exporter only reads; see ADR 38.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -21,6 +20,7 @@ import msgspec
 from batchyard import intervals
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
+from batchyard.processes.beside import every
 from batchyard.processes.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
@@ -87,17 +87,10 @@ async def _kept_up_to_date(place: _Place, read: Callable[[], Figures]) -> AsyncI
         except Exception as error:  # noqa: BLE001 - see publishing()
             log.debug("metrics.not_published", describe(error))
 
-    async def keep_writing() -> None:
-        while True:
-            await write()
-            await asyncio.sleep(intervals.METRICS_SECONDS)
-
-    writing = asyncio.create_task(keep_writing(), name="metrics")
     try:
-        yield
+        async with every(lambda: intervals.METRICS_SECONDS, write, name="metrics"):
+            yield
     finally:
-        writing.cancel()
-        await asyncio.wait([writing])
         await write()
 
 

@@ -15,6 +15,7 @@ from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.metrics import metric_families as families
+from batchyard.processes.beside import beside
 from batchyard.runner.chunk.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk.chunk import ChunkRun
 from batchyard.runner.chunk.chunk_plan import BatchSources
@@ -129,7 +130,7 @@ class Runner:
             stack.push_async_callback(self._inputs.close)
             # While the model loads the runner is heard of as well, and may be told to drain.
             await stack.enter_async_context(self._held.kept())
-            await stack.enter_async_context(self._looking())
+            await stack.enter_async_context(beside(self._keep_looking(), name="look"))
             stack.push_async_callback(self._engine.stop)
             await self._start_engine()
             # The window has to know the live requests, and they answer when it is there.
@@ -364,16 +365,6 @@ class Runner:
             return self._is_draining and not self._live.is_here()
         idle_seconds = time.monotonic() - idle_since
         return self._is_draining or idle_seconds >= self.services.settings.runner_idle_seconds
-
-    @contextlib.asynccontextmanager
-    async def _looking(self) -> AsyncIterator[None]:
-        """While the block runs, see what has changed for what is held, and say how it goes."""
-        looks = asyncio.create_task(self._keep_looking(), name="look")
-        try:
-            yield
-        finally:
-            looks.cancel()
-            await asyncio.wait([looks])
 
     async def _keep_looking(self) -> None:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""

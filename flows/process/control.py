@@ -24,6 +24,7 @@ from batchyard.dispatch import (
 )
 from batchyard.errors import StoreError
 from batchyard.logs import event_logger
+from batchyard.processes.beside import beside
 from batchyard.services.leases.held_batches import HeldBatches
 from batchyard.services.services import as_current
 from batchyard.services.stop_batch import stop_failed
@@ -101,16 +102,13 @@ def emit_at_risk(batch: BatchRecord) -> None:
 @asynccontextmanager
 async def _scheduling(services: Services, api: PrefectApi, owner: str) -> AsyncIterator[None]:
     scheduler = RunnerScheduler(api, services.store, services.settings, owner)
-    tasks = [
-        asyncio.create_task(_keep_scheduling(services, scheduler), name="scheduler"),
-        asyncio.create_task(_keep_reporting(services, api, owner), name="status events"),
-    ]
     try:
-        yield
+        async with (
+            beside(_keep_scheduling(services, scheduler), name="scheduler"),
+            beside(_keep_reporting(services, api, owner), name="status events"),
+        ):
+            yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
         await scheduler.close()
 
 

@@ -12,6 +12,7 @@ from batchyard.engine.base import EngineAnswer, EngineRequest, LivePromise
 from batchyard.engine.objective import Objective
 from batchyard.engine.sharing import controller as rules
 from batchyard.engine.stub.stub import StubEngine
+from batchyard.processes.beside import beside
 from batchyard.runner.live.live_share import LiveShare
 from tests.patience import PATIENCE
 
@@ -74,14 +75,10 @@ async def running(
     # Those who come together are seen together, a moment after the first.
     await asyncio.sleep(0.1)
     batch = Batch(share)
-    task = asyncio.create_task(batch.run())
-    await asyncio.sleep(0.1)
-    try:
+    async with beside(batch.run()) as task:
+        await asyncio.sleep(0.1)
         assert not task.done()
         yield share, batch
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 @pytest.mark.parametrize(("seats", "most"), [(1, 1), (2, 2), (4, 3), (8, 6), (256, 192)])

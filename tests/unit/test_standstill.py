@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import StoreUnavailable
+from batchyard.processes.beside import beside
 from batchyard.runner.claims import standstill
 from batchyard.runner.claims.standstill import Standstill
 from tests.patience import PATIENCE
@@ -61,10 +62,8 @@ async def process(
 ) -> AsyncIterator[Standstill]:
     process = Standstill(LEASE_SECONDS)
     process.on_over = looks.may_go_on.set
-    watching = asyncio.create_task(process.watch(looks))
-    yield process
-    watching.cancel()
-    await asyncio.wait([watching])
+    async with beside(process.watch(looks)):
+        yield process
 
 
 @pytest.mark.parametrize("clock", ["monotonic", "wall"])

@@ -15,6 +15,7 @@ from batchyard import intervals
 from batchyard.errors import BatchyardError
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.logs import event_logger
+from batchyard.processes.beside import every
 from batchyard.wire import RequestCounts, to_json
 
 if TYPE_CHECKING:
@@ -131,19 +132,18 @@ class BatchWatch:
         self._watched: dict[str, _Watched] = {}
         self._tenants: Counter[str] = Counter()
         self._is_new = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._looking = every(
+            self._pause_seconds, self._look_once, wake=self._is_new, name="watch batches"
+        )
 
     async def __aenter__(self) -> Self:
-        """Start the task that reads them."""
-        self._task = asyncio.create_task(self._run(), name="watch batches")
+        """Begin to read them."""
+        await self._looking.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop the task."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        """Stop."""
+        await self._looking.__aexit__(None, None, None)
 
     @contextlib.contextmanager
     def watch(self, batch_id: str, tenant: str) -> Iterator[Watcher]:
@@ -181,18 +181,12 @@ class BatchWatch:
                 "or ask for the batch instead."
             )
 
-    async def _run(self) -> None:
-        while True:
-            await self._is_new.wait()
-            self._is_new.clear()
-            while self._watched:
-                await self._look_once()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(intervals.LOOK_SECONDS):
-                        await self._is_new.wait()
-                self._is_new.clear()
+    def _pause_seconds(self) -> float | None:
+        return intervals.LOOK_SECONDS if self._watched else None
 
     async def _look_once(self) -> None:
+        if not self._watched:
+            return
         asked = dict(self._watched)
         try:
             found = await self._look(list(asked))

@@ -7,13 +7,13 @@ for a runner too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.errors import BatchyardError, SettingsError
 from batchyard.logs import event_logger
+from batchyard.processes.beside import beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -88,10 +88,5 @@ async def starting_runners(app: FastAPI) -> AsyncIterator[None]:
     async with prefect:
         starter = RunnerStarter(prefect, app.state.services)
         app.state.request_runner = starter.request
-        task = asyncio.create_task(starter.run(), name="start runners")
-        try:
+        async with beside(starter.run(), name="start runners"):
             yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task

@@ -23,6 +23,7 @@ from batchyard.api.http.message_errors import is_for_messages, message_error
 from batchyard.api.live.live_engines import session_to
 from batchyard.engine.live_answers import HIDE_USAGE_HEADER, RETRY_AFTER_SECONDS, TENANT_HEADER
 from batchyard.logs import event_logger
+from batchyard.processes.beside import beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -90,17 +91,16 @@ class LiveExchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         """Answer, unless the client leaves first. Raises 503, and what the engine refuses."""
-        answering = asyncio.create_task(self._from_some_engine(send))
-        leaving = asyncio.create_task(_until_left(receive))
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                raise ClientDisconnect
-            answering.result()
+            async with (
+                beside(_until_left(receive)) as leaving,
+                beside(self._from_some_engine(send)) as answering,
+            ):
+                await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    raise ClientDisconnect
+                answering.result()
         finally:
-            for task in (answering, leaving):
-                task.cancel()
-            await asyncio.wait((answering, leaving))
             self._on_end()
 
     async def _from_some_engine(self, send: Send) -> None:

@@ -31,6 +31,7 @@ from batchyard.lines.framing import custom_id_of
 from batchyard.lines.templates import BodyNotMade
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
+from batchyard.processes.beside import beside
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import NoAnswerCode, Outcome, is_refused, of_made_request, unanswered
 from batchyard.services.keys import results_prefix
@@ -396,12 +397,8 @@ async def relayed(services: Services, batch_id: str, epoch: int) -> AsyncIterato
     if not batch.stages:
         yield
         return
-    relay = asyncio.create_task(_keep_relaying(services, batch_id, epoch), name="chain")
-    try:
+    async with beside(_keep_relaying(services, batch_id, epoch), name="chain"):
         yield
-    finally:
-        relay.cancel()
-        await asyncio.wait([relay])
 
 
 async def _keep_relaying(services: Services, batch_id: str, epoch: int) -> None:

@@ -25,6 +25,7 @@ from batchyard.engine.vllm.vllm_options import (
     structured_backend,
 )
 from batchyard.lines.body_policy import Refusal
+from batchyard.processes.beside import beside
 from batchyard.processes.child_loop import Limits
 from batchyard.processes.child_program import ChildProgram, ProgramEnded
 
@@ -252,12 +253,8 @@ class PromptCounter:
         return self._runner.run(self._bounded(work, seconds))
 
     async def _bounded(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        task = asyncio.ensure_future(work)
-        try:
+        async with beside(work) as task:
             async with asyncio.timeout(seconds):
                 while not (await asyncio.wait([task], timeout=_POLL_SECONDS))[0]:
                     self._go_on()
             return task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait([task])

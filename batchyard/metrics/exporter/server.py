@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from batchyard.metrics.exporter.page import make_page
+from batchyard.processes.beside import beside
 from batchyard.processes.orphan import end_with_parent
 
 if TYPE_CHECKING:
@@ -50,13 +51,10 @@ async def _serve_until_told(options: ExporterOptions) -> None:
         loop.add_signal_handler(number, stopped.set)
     if not end_with_parent(options.parent):
         return
-    serving = asyncio.create_task(_serve(options))
-    told = asyncio.create_task(stopped.wait())
-    await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        serving.result()
-    serving.cancel()
-    await asyncio.wait([serving])
+    async with beside(stopped.wait()) as told, beside(_serve(options)) as serving:
+        await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
 
 
 async def _serve(options: ExporterOptions) -> None:

@@ -15,6 +15,7 @@ from batchyard.lines.sequences import sequences_of
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.plan.records import PlannedRequest
+from batchyard.processes.beside import beside
 from batchyard.processes.threads import in_thread
 from batchyard.results.results import unprocessed
 from batchyard.runner.chunk.attachments import Attachments, file_access
@@ -219,34 +220,23 @@ class ChunkRun:
 
     async def _work(self, traceparent: str | None) -> None:
         plan = await self.admission.unless_slow(self._prepare(traceparent))
-        flusher = asyncio.create_task(self._flusher.run(self._flush_seconds))
-        try:
-            admission = asyncio.create_task(self._admit(plan))
-            try:
+        async with beside(self._flusher.run(self._flush_seconds)) as flusher:
+            async with beside(self._admit(plan)) as admission:
                 await asyncio.wait((admission, flusher), return_when=asyncio.FIRST_COMPLETED)
                 if flusher.done():
                     flusher.result()
                 await admission
                 self._is_admitted = True
-            finally:
-                admission.cancel()
-                await asyncio.wait((admission,))
             self.admission.leave()
             await flusher
-        finally:
-            flusher.cancel()
-            await asyncio.wait((flusher,))
 
     async def _end_early(self, work: asyncio.Task[None]) -> None:
         await self._end(work)
         # The last request in flight may take an hour: what comes before it must not wait for it,
         # nor must other chunks.
         self.admission.leave()
-        flusher = asyncio.create_task(self._flush_while_leaving())
-        try:
+        async with beside(self._flush_while_leaving()):
             await self._leave_window()
-        finally:
-            await self._end(flusher)
         self._raise_failure()
         if self.is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
@@ -280,15 +270,12 @@ class ChunkRun:
         while not is_left:
             self._interrupted.clear()
             abort = self.is_lost or self._action is ChunkAction.DROP or self._failure is not None
-            leaving = asyncio.create_task(self.window.withdraw(self.lease.key, abort=abort))
-            interrupted = asyncio.create_task(self._interrupted.wait())
-            try:
+            async with (
+                beside(self._interrupted.wait()) as interrupted,
+                beside(self.window.withdraw(self.lease.key, abort=abort)) as leaving,
+            ):
                 await asyncio.wait((leaving, interrupted), return_when=asyncio.FIRST_COMPLETED)
                 is_left = leaving.done()
-            finally:
-                for task in (leaving, interrupted):
-                    task.cancel()
-                await asyncio.wait((leaving, interrupted))
 
     async def _save(self) -> None:
         """Save what is finished of a run that ends early: the next owner need not run it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import StoreError
 from batchyard.logs import event_logger
+from batchyard.processes.beside import beside
 from batchyard.runner.chunk.backpressure import Backpressure
 from batchyard.runner.claims.standstill import Standstill
 from batchyard.runner.claims.waits import Waits, shared_by_all
@@ -53,13 +54,11 @@ class HeldChunks:
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Renew what is held while the block runs; give it back at the end."""
-        watching = asyncio.create_task(self.standstill.watch(self._look_after_standstill))
+        watch = self.standstill.watch(self._look_after_standstill)
         try:
-            async with self.renewals.going_on(what=self.owner):
+            async with beside(watch), self.renewals.going_on(what=self.owner):
                 yield
         finally:
-            watching.cancel()
-            await asyncio.wait([watching])
             for lease in self.leases.values():
                 # If this fails, the lease expires, because it is no longer renewed.
                 await self._returns.release(lease)

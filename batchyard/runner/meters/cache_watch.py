@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Self
 
 from batchyard import intervals
+from batchyard.processes.beside import every
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,21 +29,12 @@ class CacheWatch:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Self]:
         """Ask while the block runs. An engine that does not answer disturbs nothing."""
-        asking = asyncio.create_task(self._keep_asking(), name="cache watch")
-        try:
+        async with every(lambda: intervals.CACHE_SECONDS, self._ask, name="cache watch"):
             yield self
-        finally:
-            asking.cancel()
-            await asyncio.wait([asking])
 
-    async def _keep_asking(self) -> None:
-        while True:
-            self.used = await self._ask()
-            await asyncio.sleep(intervals.CACHE_SECONDS)
-
-    async def _ask(self) -> float | None:
+    async def _ask(self) -> None:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                return await self._engine.cache_used()
+                self.used = await self._engine.cache_used()
         except Exception:  # noqa: BLE001 - whatever it is, the number is not known
-            return None
+            self.used = None

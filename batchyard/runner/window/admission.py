@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from batchyard.errors import StorageUnavailable
+from batchyard.processes.beside import beside
 from batchyard.runner.window.sweep import Sweep
 from batchyard.schedule.turns import Beside, Turns
 
@@ -399,15 +400,11 @@ class Admission:
 
         Raises :class:`~batchyard.errors.StorageUnavailable` if it cannot come back.
         """
-        task = asyncio.create_task(preparation)
-        try:
+        async with beside(preparation) as task:
             await asyncio.wait((task,), timeout=SLOW_SECONDS)
             if not task.done():
                 await self._let_others_go_first(task)
             return task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait((task,))
 
     async def _let_others_go_first(self, task: asyncio.Task[Any]) -> None:
         self._slow.add(self._key)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from batchyard.errors import EngineLost
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
+from batchyard.processes.beside import beside
 from batchyard.runner.window.hang_watch import HangWatch
 
 if TYPE_CHECKING:
@@ -175,27 +176,25 @@ class EngineStream:
         self.state = State.STREAMING
         self._began_at = time.monotonic()
         self._watch = HangWatch(self._engine, self.hang_seconds, self._has_requests)
-        watching = asyncio.create_task(self._watch_progress(), name="hang watch")
-        try:
-            async with contextlib.aclosing(answers):
-                async for answer in answers:
-                    self._sender.handle_answer(answer)
-        except Exception as error:
-            again = self._sender.take_back(error)
-            if self.state is State.CLOSING:
-                return True
-            crashes = self._sender.crashes
-            crashes.without_answer += 1
-            if crashes.are_too_many:
-                raise
-            self._sender.counts.lost_engine(error, again, is_hung=self.state is State.HUNG)
-            log.warning("engine.lost", f"it is started again: {describe(error)}")
-            return False
-        finally:
-            self.state = State.STARTING
-            watching.cancel()
-            await asyncio.wait([watching])
-        return True
+        async with beside(self._watch_progress(), name="hang watch"):
+            try:
+                async with contextlib.aclosing(answers):
+                    async for answer in answers:
+                        self._sender.handle_answer(answer)
+            except Exception as error:
+                again = self._sender.take_back(error)
+                if self.state is State.CLOSING:
+                    return True
+                crashes = self._sender.crashes
+                crashes.without_answer += 1
+                if crashes.are_too_many:
+                    raise
+                self._sender.counts.lost_engine(error, again, is_hung=self.state is State.HUNG)
+                log.warning("engine.lost", f"it is started again: {describe(error)}")
+                return False
+            finally:
+                self.state = State.STARTING
+            return True
 
     def _has_requests(self) -> bool:
         return bool(self._sender.in_flight) or (

@@ -51,6 +51,7 @@ gates must be open at the same moment, at which the next request in the queue is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -58,6 +59,7 @@ from typing import TYPE_CHECKING, Final
 from batchyard.engine.base import Abort, NoAnswer
 from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.lines.endpoints import ENDPOINTS
+from batchyard.processes.beside import beside
 from batchyard.results.results import new_request_id, not_served
 from batchyard.runner.meters.seats import Seats
 from batchyard.runner.window.backlog import Backlog
@@ -156,7 +158,7 @@ class Window:
             company=company,
             on_restart=on_restart,
         )
-        self._watching: asyncio.Task[None] | None = None
+        self._at_end = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Window:
         self.routes = await routes_of(self._engine)
@@ -164,14 +166,12 @@ class Window:
         self._stream.open()
         if self.shared is not None:
             watch = self.shared.watch(self.wake, lambda: bool(self._queue))
-            self._watching = asyncio.create_task(watch, name="gate")
+            await self._at_end.enter_async_context(beside(watch, name="gate"))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stream.close(has_requests=bool(self._in_flight or self._queue))
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        await self._at_end.aclose()
 
     # -- the way in -------------------------------------------------------------------------
 

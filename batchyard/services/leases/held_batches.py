@@ -21,6 +21,7 @@ from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.metrics import metric_families as families
 from batchyard.metrics.published import Figures
+from batchyard.processes.beside import every
 from batchyard.schedule.turns import Room
 from batchyard.services.leases.interruption import Interruption
 from batchyard.services.leases.overdue import stop_overdue
@@ -156,13 +157,8 @@ class HeldBatches:
     async def __aenter__(self) -> Self:
         self._at_end.push_async_callback(self._release_all)
         await self._at_end.enter_async_context(self._renewals.going_on(what=self.owner))
-        looking = asyncio.create_task(self._keep_looking(), name="batch snapshots")
-
-        async def stop_looking() -> None:
-            looking.cancel()
-            await asyncio.wait([looking])
-
-        self._at_end.push_async_callback(stop_looking)
+        looking = every(lambda: intervals.POLL_SECONDS, self._try_to_look, name="batch snapshots")
+        await self._at_end.enter_async_context(looking)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -384,13 +380,11 @@ class HeldBatches:
         leases = [held.lease for held in self._held.values() if not held.is_lost]
         await self._store.batch_leases.renew(leases, self._settings.batch_lease_seconds)
 
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(intervals.POLL_SECONDS)
-            try:
-                await self._look()
-            except Exception as error:  # noqa: BLE001 - every batch here waits for the next look
-                log.warning("batches.not_seen", describe(error), owner=self.owner)
+    async def _try_to_look(self) -> None:
+        try:
+            await self._look()
+        except Exception as error:  # noqa: BLE001 - every batch here waits for the next look
+            log.warning("batches.not_seen", describe(error), owner=self.owner)
 
     async def _look(self) -> None:
         # Before the database is asked: what is claimed meanwhile is not in its answer.

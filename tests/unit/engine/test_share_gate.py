@@ -18,6 +18,7 @@ from batchyard.engine.sharing.controller import ShareController
 from batchyard.engine.sharing.gate import ShareGate
 from batchyard.engine.sharing.metrics_look import MetricsLook
 from batchyard.engine.sharing.request_size import expected_tokens
+from batchyard.processes.beside import beside
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -72,13 +73,9 @@ async def watched(
     server: Server, *, has_requests: bool = True, on_open: Callable[[], None] = lambda: None
 ) -> AsyncIterator[ShareGate]:
     gate = new_gate(server)
-    task = asyncio.create_task(gate.watch(on_open, lambda: has_requests))
-    try:
+    async with beside(gate.watch(on_open, lambda: has_requests)) as task:
         yield gate
         assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 async def looked(server: Server, times: int = 3) -> None:
@@ -283,12 +280,10 @@ async def test_a_gate_that_was_closed_by_its_own_pace_opens_by_itself(
     gate = new_gate(Server(waiting(0)))
     gate.controller.sent(0.0, "before", 1.0)
     gate.controller.ended(2.4, "before")
-    task = asyncio.create_task(gate.watch(lambda: calls.append(1), bool))
-    await until(lambda: bool(calls))
-    calls.clear()
-    gate._sent(object(), request(1))
-    assert not gate.is_open
-    await until(lambda: bool(calls))
-    assert gate.is_open
-    task.cancel()
-    await asyncio.wait([task])
+    async with beside(gate.watch(lambda: calls.append(1), bool)):
+        await until(lambda: bool(calls))
+        calls.clear()
+        gate._sent(object(), request(1))
+        assert not gate.is_open
+        await until(lambda: bool(calls))
+        assert gate.is_open

@@ -20,6 +20,7 @@ from batchyard.engine.routes import routes_with_field
 from batchyard.engine.sharing import controller
 from batchyard.engine.sharing import gate as gates
 from batchyard.errors import EngineLost, SettingsError
+from batchyard.processes.beside import beside
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -263,10 +264,8 @@ async def test_the_gate_of_a_started_engine_reads_the_servers_metrics() -> None:
         gate = engine.gate
         assert gate is not None
         opened = asyncio.Event()
-        task = asyncio.create_task(gate.watch(opened.set, lambda: True))
-        await asyncio.wait_for(opened.wait(), PATIENCE * 20)
-        task.cancel()
-        await asyncio.wait([task])
+        async with beside(gate.watch(opened.set, lambda: True)):
+            await asyncio.wait_for(opened.wait(), PATIENCE * 20)
         assert gate.is_open
 
 
