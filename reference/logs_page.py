@@ -73,7 +73,7 @@ events of the flow run |
 _EXAMPLE: Final = Event(
     "chunk.failed", {"batch": "batch_6b2f", "chunk": 3, "strikes": 1}, "the engine has ended"
 )
-_EXAMPLE_LOGGER: Final = "batchyard.runner.claims.returns"
+_EXAMPLE_LOGGER: Final = "batchyard.runner.claims.releases"
 _EXAMPLE_TIME: Final = 1_795_379_467.412
 
 

@@ -77,7 +77,7 @@ class UnusableRow:
     """A row that no template can be rendered with."""
 
     why: str
-    """Without anything of the row."""
+    """The reason, without anything of the row."""
 
 
 Row: TypeAlias = "dict[str, Any] | UnusableRow"

@@ -296,6 +296,6 @@ def _failed(words: str, line: int | None = None) -> _RowFailed:
 
 
 def _line_of(error: Exception) -> int | None:
-    """Of the template."""
+    """The line of the template."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((each.lineno for each in reversed(frames) if each.filename == _SOURCE_NAME), None)

@@ -117,7 +117,7 @@ def _floats_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Without nanoseconds, which Python does not have."""
+    """The same type without nanoseconds, which Python does not have."""
     if pa.types.is_float32(kind):
         return pa.float64()
     if pa.types.is_timestamp(kind) and kind.unit == "ns":

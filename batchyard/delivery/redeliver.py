@@ -9,7 +9,7 @@ from batchyard.datasets.files import is_table
 from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.lifecycle import TERMINAL
 from batchyard.locations.location import write_location
-from batchyard.services.places import places_of
+from batchyard.services.user_locations import places_of
 from batchyard.steps.collect.publish import publish_file
 from batchyard.steps.collect.table import ResultKeys, result_path
 

@@ -43,7 +43,7 @@ class EngineRequest:
     request_id: str
     """Sent as ``X-Request-Id``, so that our files and the engine's log can be joined."""
     content_type: str = "application/json"
-    """Without a space in it."""
+    """The media type of the body, without a space in it."""
     of_batch: BatchTraits = NO_TRAITS
     sequences: int = 1
     """How many the engine makes of it; each takes a seat."""

@@ -70,7 +70,7 @@ async def publishing(labels: Mapping[str, str], read: Callable[[], Figures]) -> 
     async with contextlib.AsyncExitStack() as stack:
         try:
             claim = partial(_claim, Path(folder), dict(labels))
-            place = await in_executor(None, claim, undo=_Place.release)
+            place = await in_executor(None, claim, undo=_LockedFile.release)
         except Exception as error:  # noqa: BLE001 - see above
             log.warning("metrics.not_published", describe(error))
         else:
@@ -80,7 +80,7 @@ async def publishing(labels: Mapping[str, str], read: Callable[[], Figures]) -> 
 
 
 @contextlib.asynccontextmanager
-async def _kept_up_to_date(place: _Place, read: Callable[[], Figures]) -> AsyncIterator[None]:
+async def _kept_up_to_date(place: _LockedFile, read: Callable[[], Figures]) -> AsyncIterator[None]:
     async def write() -> None:
         try:
             await in_thread(place.write, read())
@@ -94,7 +94,7 @@ async def _kept_up_to_date(place: _Place, read: Callable[[], Figures]) -> AsyncI
         await write()
 
 
-class _Place:
+class _LockedFile:
     """A file that this process has locked, and the counters of those that had it before."""
 
     def __init__(self, path: Path, labels: dict[str, str], lock: int) -> None:
@@ -125,7 +125,7 @@ def published(folder: Path) -> Iterator[tuple[Published, bool]]:
             yield content, _is_locked(path.with_suffix(".lock"))
 
 
-def _claim(folder: Path, labels: dict[str, str]) -> _Place:
+def _claim(folder: Path, labels: dict[str, str]) -> _LockedFile:
     name = hashlib.sha256(msgspec.json.encode(labels)).hexdigest()[:16]
     last = next(reversed(labels))
     for number in range(_MOST_AT_ONCE):
@@ -137,7 +137,7 @@ def _claim(folder: Path, labels: dict[str, str]) -> _Place:
             os.close(lock)
             continue
         own = labels | {last: f"{labels[last]}-{number}"} if number else labels
-        return _Place(path, own, lock)
+        return _LockedFile(path, own, lock)
     raise BlockingIOError(f"{_MOST_AT_ONCE} processes publish the same numbers")
 
 

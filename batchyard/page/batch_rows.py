@@ -76,7 +76,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class WindowBar:
     """A completion window as a bar of 100: how much of it is over, and where the end is seen."""
 
     elapsed: float
@@ -105,7 +105,7 @@ class BatchRow:
     speed: str
     done: str
     done_detail: str
-    window: Window | None
+    window: WindowBar | None
     priority: str
     tokens: str
     cached: str
@@ -271,7 +271,7 @@ def done_words(batch: BatchRecord, now: float) -> tuple[str, str]:
     return done, f"at risk, {window}" if batch.eta_at > batch.expires_at else window
 
 
-def window_of(batch: BatchRecord, now: float) -> Window | None:
+def window_of(batch: BatchRecord, now: float) -> WindowBar | None:
     """None: it has ended, so its window does not matter."""
     if ended_at(batch) is not None:
         return None
@@ -279,7 +279,7 @@ def window_of(batch: BatchRecord, now: float) -> Window | None:
     eta = None
     if batch.eta_at is not None:
         eta = round(_within(100 * (max(now, batch.eta_at) - batch.created_at) / whole), 1)
-    return Window(
+    return WindowBar(
         elapsed=round(_within(100 * (now - batch.created_at) / whole), 1),
         eta=eta,
         is_late=batch.eta_at is not None and batch.eta_at > batch.expires_at,

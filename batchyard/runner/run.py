@@ -21,7 +21,7 @@ from batchyard.runner.chunk.chunk import ChunkRun
 from batchyard.runner.chunk.chunk_plan import BatchSources
 from batchyard.runner.claims.held_chunks import HeldChunks
 from batchyard.runner.claims.inputs import Inputs
-from batchyard.runner.claims.returns import Returns
+from batchyard.runner.claims.releases import Releases
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.ignored_fields import note_ignored
 from batchyard.runner.live.live_server import live_requests, opened
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from batchyard.runner.chunk.finished_lines import ChunkTally
     from batchyard.runner.live.live_server import LiveRequests
     from batchyard.runner.window.admission import Admission
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
     from batchyard.wire import TokenUsage
@@ -92,7 +92,7 @@ class Runner:
         self._registration: Registration | None = None
         self._is_draining = False
         self._began_at = 0
-        """By the database's clock, in seconds."""
+        """The time of its start by the database's clock, in seconds."""
         self._hours = HoursWatch(services, model)
         self._live: LiveRequests | None = None
         self.answered = 0
@@ -111,8 +111,8 @@ class Runner:
         self._retry = RetryPolicy(services.settings.request_attempts, intervals.RETRY_SECONDS)
         self._counts = RunnerCounts()
         self._meter = LoadMeter()
-        self._returns = Returns(services, self._retry, self._counts, is_shared=batch_id is None)
-        self._held = HeldChunks(services, self._returns)
+        self._releases = Releases(services, self._retry, self._counts, is_shared=batch_id is None)
+        self._held = HeldChunks(services, self._releases)
         self._not_found = NotFoundWatch(services)
         self._closing: contextlib.AsyncExitStack
 
@@ -146,7 +146,7 @@ class Runner:
                 self._engine,
                 self._window,
                 self._held,
-                self._returns,
+                self._releases,
                 model=self.model,
                 batch_id=self.batch_id,
                 suits=self._suits,
@@ -277,7 +277,7 @@ class Runner:
                 # leases() raises it; the chunk is given back as the runner ends.
                 return None
             self._inputs.forget(batch_id)
-            await self._returns.after(error, lease)
+            await self._releases.after(error, lease)
         finally:
             self._held.ended(lease.key)
             admission.leave()
@@ -309,7 +309,7 @@ class Runner:
             retry=self._retry,
             on_restart=self._progress.show_start,
             counts=self._counts,
-            company=self._live,
+            other_traffic=self._live,
             may_send=lambda: self._held.standstill.is_over,
             # There is no other runner for its batch, which would fail with all its lines.
             waits_for_server=self.batch_id is not None,
@@ -331,15 +331,15 @@ class Runner:
             return None
         return None if self._is_draining else await self._serving.claims.next()
 
-    def _suits(self, standing: Standing) -> bool:
+    def _suits(self, entry: QueueEntry) -> bool:
         """Whether the engine has the batch's adapters.
 
         If not, and the batch was planned since this runner began, they were added to the engine's
         block meanwhile: the next engine has them. Otherwise they were taken away, and the next one
         has them no more than this one.
         """
-        missing = standing.adapters - self._engine.adapters
-        if not missing or standing.planned_at < self._began_at:
+        missing = entry.adapters - self._engine.adapters
+        if not missing or entry.planned_at < self._began_at:
             return True
         log.info("runner.adapters_missing", ", ".join(sorted(missing)), model=self.model)
         self.drain()
@@ -371,7 +371,7 @@ class Runner:
         while True:
             await self._not_found.until_found(intervals.LOOK_SECONDS)
             looks = (self._not_found.look, self._held.look, self._look_at_waits)
-            for part in (*looks, self._report, self._returns.catch_up, self._tidy):
+            for part in (*looks, self._report, self._releases.catch_up, self._tidy):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better

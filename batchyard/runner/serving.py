@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from batchyard.metrics.published import Counters
     from batchyard.runner.chunk.chunk_answers import Done
     from batchyard.runner.claims.held_chunks import HeldChunks
-    from batchyard.runner.claims.returns import Returns
+    from batchyard.runner.claims.releases import Releases
     from batchyard.runner.meters.load_meter import LoadMeter
     from batchyard.runner.registration import Registration
     from batchyard.runner.window.window import Window
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
     from batchyard.services.services import Services
     from batchyard.store import EngineLoad
 
@@ -59,17 +59,17 @@ class Serving:
         engine: Engine,
         window: Window,
         held: HeldChunks,
-        returns: Returns,
+        releases: Releases,
         *,
         model: str,
         batch_id: str | None,
-        suits: Callable[[Standing], bool],
+        suits: Callable[[QueueEntry], bool],
     ) -> None:
         self.window = window
         self.queue = AdmissionQueue(max(1, window.size // 2), self.fill)
         window.room.on_room(self.queue.look)
         self.claims = Claims(
-            services, model, self.queue, returns, held, batch_id=batch_id, suits=suits
+            services, model, self.queue, releases, held, batch_id=batch_id, suits=suits
         )
         self.learning = Learning(services, model, seats=engine.max_num_seqs)
         self._pace = Pace(window)
@@ -95,7 +95,7 @@ class Serving:
             self.window.fill()
 
     def figures(self) -> Figures:
-        """Its numbers at this moment, for metrics."""
+        """The numbers at this moment, for metrics."""
         window, socket = self.window, self._engine.metrics_socket
         waiting = lines_waiting(window, self._held.running.values())
         parts: Counters = {families.LINES_WAITING.name: dict(waiting)}

@@ -61,7 +61,7 @@ def urgency(seconds_left: float) -> int:
     return bisect_left(URGENCY_SECONDS, seconds_left)
 
 
-class Flow(NamedTuple):
+class QueueKey(NamedTuple):
     """The batches that take one another's place in a queue: of one tenant and about one size."""
 
     tenant: str
@@ -73,7 +73,7 @@ class Flow(NamedTuple):
 class Beside:
     """What a process that asks for more has at hand already."""
 
-    flows: frozenset[Flow] = frozenset()
+    queue_keys: frozenset[QueueKey] = frozenset()
     """The flows of which it takes nothing more."""
     has_large: bool = False
     """Whether it has enough of large batches."""
@@ -82,7 +82,7 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class QueueEntry:
     """What decides when a batch has its turn."""
 
     batch_id: str
@@ -104,9 +104,9 @@ class Standing:
     """When these were found, in Unix seconds."""
 
     @property
-    def flow(self) -> Flow:
+    def queue_key(self) -> QueueKey:
         """Which others go before or after it, and share with no third."""
-        return Flow(self.tenant, self.is_small, self.is_background)
+        return QueueKey(self.tenant, self.is_small, self.is_background)
 
     @property
     def is_background(self) -> bool:
@@ -135,26 +135,26 @@ class Turns:
         self._tenants: _Shares[str] = _Shares()
         self._sizes: defaultdict[str, _Shares[bool]] = defaultdict(_Shares)
 
-    def join(self, standing: Standing) -> None:
+    def join(self, entry: QueueEntry) -> None:
         """The batch stands in the queue now. A new tenant begins without turns of the past."""
-        self._tenants.join(standing.tenant)
-        self._sizes[standing.tenant].join(standing.is_small)
+        self._tenants.join(entry.tenant)
+        self._sizes[entry.tenant].join(entry.is_small)
 
-    def leave(self, standing: Standing) -> None:
+    def leave(self, entry: QueueEntry) -> None:
         """The batch does not stand in the queue any more."""
-        self._tenants.leave(standing.tenant)
-        sizes = self._sizes[standing.tenant]
-        sizes.leave(standing.is_small)
+        self._tenants.leave(entry.tenant)
+        sizes = self._sizes[entry.tenant]
+        sizes.leave(entry.is_small)
         if sizes.is_empty:
-            del self._sizes[standing.tenant]
+            del self._sizes[entry.tenant]
 
-    def charge(self, standing: Standing, cost: float = 1.0) -> None:
+    def charge(self, entry: QueueEntry, cost: float = 1.0) -> None:
         """The batch, which has joined, was served so much."""
-        self._tenants.charge(standing.tenant, cost)
-        own = cost / SMALL_SHARE if standing.is_small else cost
-        self._sizes[standing.tenant].charge(standing.is_small, own)
+        self._tenants.charge(entry.tenant, cost)
+        own = cost / SMALL_SHARE if entry.is_small else cost
+        self._sizes[entry.tenant].charge(entry.is_small, own)
 
-    def next(self, waiting: Collection[Standing]) -> Standing:
+    def next(self, waiting: Collection[QueueEntry]) -> QueueEntry:
         """Whose turn it is, of at least one, all of which have joined."""
         if self._urgent_first:
             waiting = _least(waiting, lambda each: each.urgency)
@@ -168,8 +168,8 @@ class Turns:
         return next(each for each in own if each.is_small is is_small)
 
     def equals(
-        self, chosen: Standing, waiting: Collection[Standing], lead: float
-    ) -> list[Standing]:
+        self, chosen: QueueEntry, waiting: Collection[QueueEntry], lead: float
+    ) -> list[QueueEntry]:
         """Those of the waiting before which ``chosen``, whose turn it is, goes only by age.
 
         Itself among them. Of the other size, those that were served at most ``lead`` more.
@@ -183,7 +183,7 @@ class Turns:
         ]
 
 
-class Room:
+class TenantSlots:
     """Places of which no tenant may take the last: ``most`` for one that is by itself."""
 
     def __init__(self, most: int) -> None:

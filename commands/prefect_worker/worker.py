@@ -71,7 +71,7 @@ with warnings.catch_warnings():
             self._heard_pool = pool.id
 
         async def teardown(self, *exc_info: Any) -> None:
-            """As Prefect's own."""
+            """Stop listening, and then what Prefect's own does."""
             if self._listener is not None:
                 self._listener.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -13,7 +13,7 @@ from prefect.context import FlowRunContext
 
 from batchyard.errors import StoreError
 from batchyard.logs import event_logger
-from batchyard.services.places import places_of
+from batchyard.services.user_locations import places_of
 from flows.shown.artifacts import create_artifact
 from flows.shown.run_page import NOT_SHOWN
 

@@ -12,7 +12,7 @@ from batchyard.batch.prices import cost_words
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.logs.time_words import duration
-from batchyard.services.places import places_of
+from batchyard.services.user_locations import places_of
 from flows.shown.artifacts import create_artifact
 from flows.shown.plot import speed_plot
 

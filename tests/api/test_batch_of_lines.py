@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from batchyard.api.batches.batch_of_lines import accept_batch_of
 from batchyard.api.http import request_lines
-from batchyard.api.http.body import BodyPlaces
+from batchyard.api.http.body import BodySlots
 from batchyard.errors import IdempotencyConflict, RequestRefused
 from batchyard.steps.create.create import BatchRequest
 from batchyard.store import IdempotencyKey
@@ -128,7 +128,7 @@ def test_an_idempotency_key_covers_the_lines(api: Api) -> None:
 async def test_while_a_tenants_large_bodies_are_read_its_others_wait_and_nobody_elses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    places = BodyPlaces(1)
+    places = BodySlots(1)
     monkeypatch.setattr(request_lines, "_PLACES", places)
 
     def reading(tenant: str) -> asyncio.Task[dict[str, Any]]:

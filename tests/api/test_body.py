@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from batchyard.api.batches.batch_body import CreateBatch
 from batchyard.api.http.api_error import ApiError
-from batchyard.api.http.body import MAX_JSON_BYTES, Pace, body_stream, read_json
+from batchyard.api.http.body import MAX_JSON_BYTES, LeastSpeed, body_stream, read_json
 from batchyard.api.http.errors import as_openai_says, handle_errors
 from batchyard.api.http.json_body import (
     OF_OBJECTS,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MISSING, WRONG = "missing_required_parameter", "invalid_type"
 NO_ARRAY = "Invalid type for 'texts': it must be an array of strings."
 NO_OBJECTS = "Invalid type for 'inners': it must be an array of objects."
-QUICK = Pace(window_seconds=0.2, least_bytes=10)
+QUICK = LeastSpeed(window_seconds=0.2, least_bytes=10)
 
 
 def request(*chunks: bytes | None, pause_seconds: float = 0, **headers: str) -> Request:
@@ -54,8 +54,8 @@ def request(*chunks: bytes | None, pause_seconds: float = 0, **headers: str) -> 
     return Request({"type": "http", "headers": raw}, receive)
 
 
-async def whole(asked: Request, pace: Pace = QUICK) -> bytes:
-    return b"".join([chunk async for chunk in body_stream(asked, pace)])
+async def whole(asked: Request, least_speed: LeastSpeed = QUICK) -> bytes:
+    return b"".join([chunk async for chunk in body_stream(asked, least_speed)])
 
 
 async def test_a_body_is_its_chunks() -> None:
@@ -76,8 +76,8 @@ async def test_a_client_that_says_nothing_is_refused() -> None:
 
 async def test_a_client_that_keeps_the_pace_is_read_for_longer_than_a_window() -> None:
     chunks = [b"x" * 50] * 20
-    pace = Pace(window_seconds=1.0, least_bytes=10)
-    assert await whole(request(*chunks, pause_seconds=0.06), pace) == b"x" * 1000
+    least_speed = LeastSpeed(window_seconds=1.0, least_bytes=10)
+    assert await whole(request(*chunks, pause_seconds=0.06), least_speed) == b"x" * 1000
 
 
 async def test_one_long_pause_is_forgiven_where_enough_came_before() -> None:

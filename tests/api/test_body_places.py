@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 
 from batchyard.api.http.auth import Caller
-from batchyard.api.http.body import BodyPlaces
+from batchyard.api.http.body import BodySlots
 from batchyard.api.live import responses
 from batchyard.api.messages import message_requests
 from batchyard.errors import RequestRefused
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 async def test_while_a_tenants_message_batches_are_received_its_others_wait_and_nobody_elses(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = BodyPlaces(1)
+    places = BodySlots(1)
     monkeypatch.setattr(message_requests, "_PLACES", places)
 
     asked: list[str] = []
@@ -51,7 +51,7 @@ async def test_a_response_has_its_place_until_it_is_accepted(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is made of a body needs more memory than its bytes."""
-    places = BodyPlaces(1)
+    places = BodySlots(1)
     monkeypatch.setattr(responses, "_PLACES", places)
     was_held = []
 

@@ -11,7 +11,7 @@ from batchyard.dispatch import RUN_BATCHES
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.results.output_rules import OnInvalidOutput
 from batchyard.schedule.hours import Hours, HoursWindow
-from batchyard.services.places import places_of
+from batchyard.services.user_locations import places_of
 from batchyard.store import DeliveryKind, RunnerKind
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.contract.store.samples import begun_batch

@@ -18,7 +18,7 @@ from batchyard.runner.window.admission import Admission, AdmissionQueue
 from batchyard.runner.window.room import FILE_BYTES, FileBudget
 from batchyard.runner.window.window import Window
 from batchyard.runner.window.window_request import WindowRequest
-from batchyard.schedule.turns import BACKGROUND_URGENCY, Standing
+from batchyard.schedule.turns import BACKGROUND_URGENCY, QueueEntry
 from batchyard.storage.backoff import Backoff
 from tests.patience import PATIENCE
 from tests.unit.storage.web_server import gives, running_web_server, says
@@ -60,12 +60,12 @@ def attachments_of(
     """Those of a chunk that is in the queue, by itself if there is none yet."""
     queue = queue or AdmissionQueue(1)
     name = "background" if is_background else "other"
-    standing = Standing(
+    entry = QueueEntry(
         batch_id=name, tenant=name, urgency=BACKGROUND_URGENCY if is_background else 3
     )
     lease = lease_of(name)
-    queue.enter(lease.key, standing)
-    admission = Admission(queue, lease, standing, set(), may_return=lambda: True)
+    queue.enter(lease.key, entry)
+    admission = Admission(queue, lease, entry, set(), may_return=lambda: True)
     return Attachments(window.room.files, admission, window.submit, WEB)
 
 

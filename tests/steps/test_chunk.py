@@ -322,8 +322,8 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
     (lease,) = await services.store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
     async with Window(engine, timeout_seconds=60, hang_seconds=60) as window:
         queue = AdmissionQueue(turn_requests=8)
-        standing = await services.store.chunks.standing(batch_id)
-        queue.enter(lease.key, standing)
+        entry = await services.store.chunks.entry(batch_id)
+        queue.enter(lease.key, entry)
 
         async def fetch_input() -> Path:
             key = file_key(batch.input_file_id)
@@ -339,7 +339,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             services=services,
             lease=lease,
             window=window,
-            admission=Admission(queue, lease, standing, set(), may_return=lambda: True),
+            admission=Admission(queue, lease, entry, set(), may_return=lambda: True),
             batch=BatchSources(fetch_input, find_facts, find_lengths),
             on_answer=lambda _, __: None,
             turn=asyncio.Lock(),

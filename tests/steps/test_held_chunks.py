@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from batchyard.runner.claims.held_chunks import HeldChunks
-from batchyard.runner.claims.returns import Returns
+from batchyard.runner.claims.releases import Releases
 from batchyard.runner.window.counts import RunnerCounts
 from batchyard.runner.window.retry_policy import RetryPolicy
 from batchyard.store import LeaseKey
@@ -33,7 +33,7 @@ def held_of(yard: Yard, chunk: Any, *, lease_seconds: float) -> HeldChunks:
     yard.set(lease_seconds=lease_seconds)
     services = yard.services
     retry = RetryPolicy(1, 0.01)
-    held = HeldChunks(services, Returns(services, retry, RunnerCounts(), is_shared=True))
+    held = HeldChunks(services, Releases(services, retry, RunnerCounts(), is_shared=True))
     held.running[KEY] = chunk
     return held
 

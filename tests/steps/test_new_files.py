@@ -16,7 +16,7 @@ import pytest
 from batchyard.errors import ObjectNotFound, RequestRefused
 from batchyard.lifecycle import BatchStatus
 from batchyard.locations.folder import LocalFolder
-from batchyard.services.places import places_of
+from batchyard.services.user_locations import places_of
 from batchyard.steps.create import new_files
 from batchyard.steps.create.create import BatchRequest
 from batchyard.steps.create.new_files import NewFiles, submit_new_files

@@ -28,7 +28,7 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.runner.chunk import backpressure
-from batchyard.runner.claims import returns
+from batchyard.runner.claims import releases
 from batchyard.runner.window import admission, crashes
 from batchyard.services import patience
 from batchyard.services.keys import file_key, plan_key
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
     from batchyard.storage.base import StoredObject
     from batchyard.store import BatchRecord
 
@@ -69,7 +69,7 @@ def poison(custom_id: str, key: str = "url") -> bytes:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(returns, "POSTPONED_SECONDS", 0.05)
+    monkeypatch.setattr(releases, "POSTPONED_SECONDS", 0.05)
     monkeypatch.setattr(admission, "SLOW_SECONDS", 0.1)
 
 
@@ -502,7 +502,7 @@ def hanging_at(yard: Yard, key: str) -> asyncio.Event:
 async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_while(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(returns, "POSTPONED_SECONDS", 3600.0)
+    monkeypatch.setattr(releases, "POSTPONED_SECONDS", 3600.0)
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
     hers = await yard.prepared(lines(25, "a"), priority=1)
     his = await yard.prepared(lines(25, "b"))
@@ -710,15 +710,15 @@ async def test_an_input_that_comes_while_a_suspect_is_claimed_keeps_the_suspect_
     await with_deaths(yard, hers, 2)
     his_input = hanging_at(yard, await name_in_keys(yard, his, "input"))
     chunks = yard.services.store.chunks
-    standing_of = chunks.standing
+    entry_of = chunks.entry
 
-    async def standing(batch_id: str) -> Standing:
+    async def entry(batch_id: str) -> QueueEntry:
         if batch_id == hers:
             his_input.set()
             await engine.began["b"].wait()
-        return await standing_of(batch_id)
+        return await entry_of(batch_id)
 
-    monkeypatch.setattr(chunks, "standing", standing)
+    monkeypatch.setattr(chunks, "entry", entry)
     async with working(yard):
         await check_apart(yard, engine, (hers, "a", 100), (his, "b", 20))
 

@@ -13,7 +13,7 @@ from batchyard.control import cut_off
 from batchyard.control.run_batches import BatchRunner
 from batchyard.errors import FlowRunNotMade, StoreUnavailable
 from batchyard.services.leases.held_batches import HeldBatches
-from batchyard.services.leases.work_places import WorkPlace
+from batchyard.services.leases.work_places import WorkSlot
 from batchyard.store import RunnerKind, RunnerStatus
 from batchyard.store.leases import SCHEDULER_LEASE
 from tests.lifecycle import run_chunks, take_to_its_end
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pytest
 
     from batchyard.control.batch_lease import LeasedBatch
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
     from batchyard.services.services import Services
     from batchyard.store import Store
 
@@ -204,17 +204,17 @@ async def test_the_time_in_which_a_batch_waited_for_its_turn_is_no_trouble_of_pr
         assert isinstance(error, FlowRunNotMade)
         noted.append(began_at)
 
-    async def waits(self: WorkPlace, standing: Standing) -> None:
+    async def waits(self: WorkSlot, entry: QueueEntry) -> None:
         nonlocal turn_at
         await asyncio.sleep(0.05)
         turn_at = time.monotonic()
-        await take_place(self, standing)
+        await take_place(self, entry)
 
     async def take(*_: object) -> None:
         raise FlowRunNotMade("Prefect made no flow run: ConnectError")
 
-    take_place = WorkPlace.take
-    monkeypatch.setattr(WorkPlace, "take", waits)
+    take_place = WorkSlot.take
+    monkeypatch.setattr(WorkSlot, "take", waits)
     monkeypatch.setattr(cut_off.CutOff, "note", note)
     await yard.create([chat_line("a")])
     await serve(yard, take)

@@ -111,7 +111,7 @@ async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
     assert (engine.executed, engine.aborted) == (20, 0)
 
 
-@pytest.mark.parametrize("call", ["claim", "standing"])
+@pytest.mark.parametrize("call", ["claim", "entry"])
 async def test_a_claim_that_raises_what_nobody_expects_ends_no_engine(
     yard: Yard, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -197,7 +197,7 @@ async def test_a_chunk_that_was_being_claimed_when_its_runner_is_to_drain_is_rel
     assert (chunk.epoch, chunk.status) == (1, ChunkStatus.PENDING)
 
 
-@pytest.mark.parametrize("method", ["claim", "standing"])
+@pytest.mark.parametrize("method", ["claim", "entry"])
 async def test_a_runner_that_is_cancelled_as_it_claims_a_chunk_keeps_no_lease(
     yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

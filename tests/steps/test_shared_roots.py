@@ -126,7 +126,7 @@ async def test_another_tenant_is_let_in_before_batches_that_begin_alike(yard: Ya
 async def test_tenants_with_caches_of_their_own_are_not_mixed(yard: Yard) -> None:
     """Each has its turns, as it has with any other: nothing is gained by another order."""
     batches = [await yard.prepared(questions(name), tenant=name) for name in "ab"]
-    one, other = [await yard.services.store.chunks.standing(each) for each in batches]
+    one, other = [await yard.services.store.chunks.entry(each) for each in batches]
     assert one.roots is not None
     assert other.roots is not None
     assert one.roots.part_in(other.roots) == 0
@@ -135,7 +135,7 @@ async def test_tenants_with_caches_of_their_own_are_not_mixed(yard: Yard) -> Non
 async def test_tenants_that_share_a_cache_are_seen_to_begin_alike(yard: Yard) -> None:
     yard.set(cache_shared_by="all")
     batches = [await yard.prepared(questions(name), tenant=name) for name in "ab"]
-    one, other = [await yard.services.store.chunks.standing(each) for each in batches]
+    one, other = [await yard.services.store.chunks.entry(each) for each in batches]
     assert one.roots is not None
     assert other.roots is not None
     assert one.roots.is_worth_joining(other.roots)
@@ -144,4 +144,4 @@ async def test_tenants_that_share_a_cache_are_seen_to_begin_alike(yard: Yard) ->
 async def test_a_batch_in_the_order_of_its_file_has_no_roots(yard: Yard) -> None:
     yard.set(order="input")
     batch_id = await yard.prepared(questions("a"))
-    assert (await yard.services.store.chunks.standing(batch_id)).roots is None
+    assert (await yard.services.store.chunks.entry(batch_id)).roots is None

@@ -972,10 +972,10 @@ async def test_every_kind_of_retry_is_there_before_it_happens() -> None:
         assert counters[RESTARTS.name] == {"lost": 0, "hung": 0, "error": 0}
 
 
-# -- company ------------------------------------------------------------------------------------
+# -- other traffic -------------------------------------------------------------------------------
 
 
-class Company:
+class Traffic:
     """Others in the same engine, who stay away when they are asked to."""
 
     def __init__(self) -> None:
@@ -984,7 +984,7 @@ class Company:
         self.window: Window
         self.has_changed = asyncio.Event()
 
-    def join(self, window: Window) -> Company:
+    def join(self, window: Window) -> Traffic:
         self.window = window
         return self
 
@@ -1008,11 +1008,11 @@ class Company:
             on_open()
 
 
-async def test_a_line_that_kills_its_engine_beside_company_is_found_out_alone() -> None:
-    """It needs one crash more: the last one is without company."""
+async def test_a_line_that_kills_its_engine_beside_other_traffic_is_found_out_alone() -> None:
+    """It needs one crash more: the last one is alone."""
     deaths = [Fault(FaultKind.DEATH, lambda body: b"poison" in body)]
     engine = stub(faults=deaths)
-    async with opened(engine, company=Company()) as window:
+    async with opened(engine, other_traffic=Traffic()) as window:
         a = Owner(window, "a")
         await a.submit("poison")
         await a.has(1)
@@ -1021,16 +1021,16 @@ async def test_a_line_that_kills_its_engine_beside_company_is_found_out_alone() 
     assert runs_of(engine, "a") == 3
 
 
-async def test_crashes_of_company_give_no_line_up() -> None:
+async def test_crashes_of_other_traffic_give_no_line_up() -> None:
     """However often it crashes the engine while one line is in it."""
-    company = Company()
+    other_traffic = Traffic()
     engine = stub()
-    async with opened(engine, company=company) as window:
+    async with opened(engine, other_traffic=other_traffic) as window:
         a = Owner(window, "a")
         await a.submit("while")
         for number in range(2, 5):
             await until(lambda: engine.running == 1)
-            if not company.is_here():
+            if not other_traffic.is_here():
                 break
             engine.kill()
             await until(lambda number=number: engine.starts == number)
@@ -1038,23 +1038,23 @@ async def test_crashes_of_company_give_no_line_up() -> None:
     assert a.results[1].outcome is Outcome.OUTPUT
 
 
-async def test_a_gate_of_the_company_keeps_requests_back() -> None:
-    company = Company()
-    company.room = 1
+async def test_a_gate_of_the_other_traffic_keeps_requests_back() -> None:
+    other_traffic = Traffic()
+    other_traffic.room = 1
     engine = stub(max_num_seqs=4)
-    async with opened(engine, company=company) as window:
+    async with opened(engine, other_traffic=other_traffic) as window:
         a = Owner(window, "a")
         await a.submit(*["slow"] * 3)
         await until(lambda: engine.running == 1)
         assert (window.in_flight, window.queued) == (1, 2)
-        company.room = 2
-        company.has_changed.set()
+        other_traffic.room = 2
+        other_traffic.has_changed.set()
         await until(lambda: engine.running == 2)
         await a.withdraw(abort=True)
 
 
-async def test_an_engine_that_hangs_with_requests_of_company_only_is_started_again() -> None:
+async def test_an_engine_that_hangs_with_requests_of_others_only_is_started_again() -> None:
     engine = stub()
-    async with opened(engine, hang_seconds=HANG_SECONDS, company=Company()):
+    async with opened(engine, hang_seconds=HANG_SECONDS, other_traffic=Traffic()):
         engine.freeze()
         await until(lambda: engine.starts == 2)

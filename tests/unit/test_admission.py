@@ -14,7 +14,7 @@ import pytest
 from batchyard.plan.roots import Node, Roots
 from batchyard.runner.window import admission
 from batchyard.runner.window.admission import _ABSENT_SECONDS, Admission, AdmissionQueue
-from batchyard.schedule.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
+from batchyard.schedule.turns import BACKGROUND_URGENCY, Beside, QueueEntry, QueueKey
 from batchyard.store import ChunkLease
 from tests.patience import PATIENCE
 
@@ -53,7 +53,7 @@ class Entrance:
 
         ``prompts``: a number for what each one's prompt begins with.
         """
-        standing = Standing(
+        entry = QueueEntry(
             batch_id=name,
             tenant=tenant,
             is_small=is_small,
@@ -63,8 +63,8 @@ class Entrance:
             priority=priority,
         )
         lease = lease_of(name, token_estimate=tokens)
-        self.queue.enter(lease.key, standing)
-        admission = Admission(self.queue, lease, standing, set(), may_return=lambda: True)
+        self.queue.enter(lease.key, entry)
+        admission = Admission(self.queue, lease, entry, set(), may_return=lambda: True)
         begins = [prompt.to_bytes() for prompt in prompts] or [b""] * count
         admitting = self._admit(admission, name, begins, has_room)
         self._tasks.append(asyncio.create_task(admitting))
@@ -208,7 +208,7 @@ async def test_small_chunks_leave_a_large_one_a_quarter(entrance: Entrance) -> N
 
 async def test_a_chunk_that_does_nothing_keeps_nobody_waiting(entrance: Entrance) -> None:
     """It waits for a file, or for its own answers."""
-    entrance.queue.enter(lease_of("idle").key, Standing(batch_id="idle", tenant="idle"))
+    entrance.queue.enter(lease_of("idle").key, QueueEntry(batch_id="idle", tenant="idle"))
     entrance.chunk("A", 3)
     assert await entrance.admit(3) == "AAA"
 
@@ -231,7 +231,7 @@ async def two_behind_one() -> tuple[AdmissionQueue, list[asyncio.Task[None]]]:
     queue = AdmissionQueue(1)
     keys = [lease_of(name).key for name in "ABC"]
     for key in keys:
-        queue.enter(key, Standing(batch_id=key.batch_id, tenant=key.batch_id))
+        queue.enter(key, QueueEntry(batch_id=key.batch_id, tenant=key.batch_id))
     await queue.begin_pass(keys[0], 1.0)
     waiting = [asyncio.create_task(queue.begin_pass(key, 1.0)) for key in keys[1:]]
     await asyncio.sleep(0)
@@ -270,9 +270,9 @@ async def test_requests_that_several_tasks_submit_at_once_have_the_turns_of_thei
 
     tasks = []
     for name in "AB":
-        standing, lease = Standing(batch_id=name, tenant=name), lease_of(name)
-        queue.enter(lease.key, standing)
-        admission = Admission(queue, lease, standing, set(), may_return=lambda: True)
+        entry, lease = QueueEntry(batch_id=name, tenant=name), lease_of(name)
+        queue.enter(lease.key, entry)
+        admission = Admission(queue, lease, entry, set(), may_return=lambda: True)
         tasks += [asyncio.create_task(submit(admission, name)) for _ in range(6)]
     async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         for _ in tasks:
@@ -286,9 +286,9 @@ async def test_requests_that_several_tasks_submit_at_once_have_the_turns_of_thei
 async def test_of_requests_that_are_submitted_at_once_one_waits_for_a_slot() -> None:
     """Though the chunk is alone: the others would be ahead of everything that comes."""
     queue, lease, slots = AdmissionQueue(2), lease_of("A"), asyncio.Semaphore(0)
-    standing = Standing(batch_id="A", tenant="A")
-    queue.enter(lease.key, standing)
-    admission = Admission(queue, lease, standing, set(), may_return=lambda: True)
+    entry = QueueEntry(batch_id="A", tenant="A")
+    queue.enter(lease.key, entry)
+    admission = Admission(queue, lease, entry, set(), may_return=lambda: True)
     tasks = [asyncio.create_task(admission.submit(slots.acquire)) for _ in range(6)]
     await asyncio.sleep(0.01)
     assert len(slots._waiters or ()) == 1
@@ -298,8 +298,8 @@ async def test_of_requests_that_are_submitted_at_once_one_waits_for_a_slot() -> 
 
 
 async def test_a_chunk_that_has_left_does_not_wait_for_turns(entrance: Entrance) -> None:
-    standing = Standing(batch_id="B", tenant="b")
-    admission = Admission(entrance.queue, lease_of("B"), standing, set(), may_return=lambda: True)
+    entry = QueueEntry(batch_id="B", tenant="b")
+    admission = Admission(entrance.queue, lease_of("B"), entry, set(), may_return=lambda: True)
     entrance.chunk("A", 9)
     await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE * SOON_SECONDS):
@@ -311,12 +311,12 @@ async def test_nothing_more_is_asked_for_of_the_flows_at_the_door(entrance: Entr
     for number in range(4):
         assert not entrance.queue.beside.has_large
         entrance.chunk(f"{number}", 1, tenant=f"{number}")
-    flows = {
-        Flow("small", is_small=True),
-        *(Flow(f"{number}", is_small=False) for number in "0123"),
+    queue_keys = {
+        QueueKey("small", is_small=True),
+        *(QueueKey(f"{number}", is_small=False) for number in "0123"),
     }
     assert entrance.queue.beside == Beside(
-        frozenset(flows), has_large=True, keeps_background_out=True
+        frozenset(queue_keys), has_large=True, keeps_background_out=True
     )
     assert entrance.queue.has_room
 
@@ -351,7 +351,7 @@ async def test_a_background_batch_waits_also_while_the_other_chunk_reads_its_lin
     entrance.chunk("b", 9, is_background=True)
     assert await entrance.admit(1) == "b"
     other = lease_of("n")
-    entrance.queue.enter(other.key, Standing(batch_id="n", tenant="a"))
+    entrance.queue.enter(other.key, QueueEntry(batch_id="n", tenant="a"))
     assert await entrance.admit(3) == "b"
     entrance.queue.leave(other.key)
     assert await entrance.admit(1) == "bbb"
@@ -367,12 +367,12 @@ async def test_background_batches_take_turns_among_themselves(entrance: Entrance
 async def test_background_batches_keep_no_other_out_of_the_door(entrance: Entrance) -> None:
     for number in range(12):
         lease = lease_of(f"b{number}")
-        standing = Standing(batch_id="b", tenant=f"{number}", urgency=BACKGROUND_URGENCY)
-        entrance.queue.enter(lease.key, standing)
+        entry = QueueEntry(batch_id="b", tenant=f"{number}", urgency=BACKGROUND_URGENCY)
+        entrance.queue.enter(lease.key, entry)
     assert entrance.queue.has_room
     beside = entrance.queue.beside
     assert (beside.has_large, beside.keeps_background_out) == (False, True)
-    assert Flow("0", is_small=False) not in beside.flows
+    assert QueueKey("0", is_small=False) not in beside.queue_keys
 
 
 async def test_what_is_at_the_door_keeps_background_batches_from_being_claimed(
@@ -436,7 +436,7 @@ async def test_a_batch_does_not_wait_for_a_background_batch_that_begins_alike(
     entrance: Entrance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "_ABSENT_SECONDS", 10 * SOON_SECONDS)
-    reading = Standing(batch_id="b", tenant="a", roots=ALIKE, urgency=BACKGROUND_URGENCY)
+    reading = QueueEntry(batch_id="b", tenant="a", roots=ALIKE, urgency=BACKGROUND_URGENCY)
     entrance.queue.enter(lease_of("b").key, reading)
     entrance.chunk("n", 9, roots=ALIKE, prompts=[1] * 9)
     assert await entrance.admit(9) == "n" * 9
@@ -445,10 +445,10 @@ async def test_a_batch_does_not_wait_for_a_background_batch_that_begins_alike(
 async def test_background_batches_let_others_join_only_if_nothing_else_is_there(
     entrance: Entrance,
 ) -> None:
-    def enter(name: str, urgency: int) -> Standing:
-        standing = Standing(batch_id=name, tenant="a", roots=ALIKE, urgency=urgency)
-        entrance.queue.enter(lease_of(name).key, standing)
-        return standing
+    def enter(name: str, urgency: int) -> QueueEntry:
+        entry = QueueEntry(batch_id=name, tenant="a", roots=ALIKE, urgency=urgency)
+        entrance.queue.enter(lease_of(name).key, entry)
+        return entry
 
     waits = [enter(name, BACKGROUND_URGENCY) for name in "xyz"]
     assert entrance.queue.hosts == waits[:1]
@@ -484,7 +484,7 @@ async def test_a_higher_priority_is_not_passed_over_for_the_sake_of_the_tree(
 async def test_a_chunk_that_reads_its_next_lines_is_waited_for_and_one_that_hangs_is_not() -> None:
     """It holds up nobody for longer than a moment, and not at each request."""
     entrance = Entrance(turn_requests=4)
-    silent = Standing(batch_id="S", tenant="a", roots=ALIKE)
+    silent = QueueEntry(batch_id="S", tenant="a", roots=ALIKE)
     entrance.queue.enter(lease_of("S").key, silent)
     entrance.chunk("A", 50, roots=ALIKE, prompts=[1] * 50)
     began = asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ _OUTSIDE_OF_TEXT: Final = re.compile(rb'"[^"\\]*"|["{}\[\]]')
 _INSIDE_OF_TEXT: Final = re.compile(rb'["\\]')
 
 
-class _Place(Enum):
+class _State(Enum):
     """Where in the body the reading is."""
 
     HEAD = auto()
@@ -29,14 +29,14 @@ class _Place(Enum):
 
 
 _WANTED: Final = {
-    _Place.FIRST: b"{]",
-    _Place.FURTHER: b"{",
-    _Place.BEHIND_REQUEST: b",]",
-    _Place.TAIL: b"}",
-    _Place.END: b"",
+    _State.FIRST: b"{]",
+    _State.FURTHER: b"{",
+    _State.BEHIND_REQUEST: b",]",
+    _State.TAIL: b"}",
+    _State.END: b"",
 }
 """The characters that may come next, outside of a request."""
-_NEXT: Final = {b",": _Place.FURTHER, b"]": _Place.TAIL, b"}": _Place.END}
+_NEXT: Final = {b",": _State.FURTHER, b"]": _State.TAIL, b"}": _State.END}
 """What is next behind such a character."""
 
 
@@ -57,7 +57,7 @@ class ArrayElements:
         self._buffer = bytearray()
         self._at = 0
         """Up to where the buffer has been looked at."""
-        self._place = _Place.HEAD
+        self._place = _State.HEAD
         self._depth = 0
         self._is_text = False
         self._count = 0
@@ -67,27 +67,27 @@ class ArrayElements:
         self._buffer += data
         found = []
         while self._go_on():
-            if self._place is _Place.REQUEST and not self._depth:
+            if self._place is _State.REQUEST and not self._depth:
                 found.append(bytes(self._buffer[: self._at]))
                 self._count += 1
-                self._move(_Place.BEHIND_REQUEST)
-        if self._place is _Place.REQUEST and len(self._buffer) > self._most_bytes:
+                self._move(_State.BEHIND_REQUEST)
+        if self._place is _State.REQUEST and len(self._buffer) > self._most_bytes:
             raise request_too_large(self._count, self._most_bytes)
         return found
 
     def finish(self) -> None:
         """Raise 400 unless the object is complete."""
-        if self._place is _Place.HEAD:
+        if self._place is _State.HEAD:
             raise ApiError(400, 'requests: it is required, as {"requests": […]}, and nothing else.')
-        if self._place is not _Place.END:
+        if self._place is not _State.END:
             raise ApiError(400, "The body is not complete JSON.")
 
     def _go_on(self) -> bool:
         """Go on by one step; False: what it needs has not arrived."""
         match self._place:
-            case _Place.HEAD:
+            case _State.HEAD:
                 return self._take_head()
-            case _Place.REQUEST:
+            case _State.REQUEST:
                 return self._find_end()
             case _:
                 return self._take_one()
@@ -99,7 +99,7 @@ class ArrayElements:
                 self.finish()
             return False
         self._at = head.end()
-        self._move(_Place.FIRST)
+        self._move(_State.FIRST)
         return True
 
     def _take_one(self) -> bool:
@@ -114,16 +114,16 @@ class ArrayElements:
             raise ApiError(400, self._surprise())
         if found == b"{":
             # It stays, for the request begins with it.
-            self._place, self._at, self._depth = _Place.REQUEST, 1, 1
+            self._place, self._at, self._depth = _State.REQUEST, 1, 1
             return True
         self._at = 1
         self._move(_NEXT[found])
         return True
 
     def _surprise(self) -> str:
-        if self._place in (_Place.FIRST, _Place.FURTHER):
+        if self._place in (_State.FIRST, _State.FURTHER):
             return f"requests.{self._count}: it must be an object."
-        if self._place is _Place.TAIL:
+        if self._place is _State.TAIL:
             return "The body may have 'requests' and nothing else."
         return f"The body is not valid JSON behind requests.{self._count - 1}."
 
@@ -153,7 +153,7 @@ class ArrayElements:
             if not self._depth:
                 return True
 
-    def _move(self, place: _Place) -> None:
+    def _move(self, place: _State) -> None:
         """Drop what has been looked at, and be there."""
         del self._buffer[: self._at]
         self._at = 0

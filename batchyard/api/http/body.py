@@ -37,7 +37,7 @@ _LINGER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LeastSpeed:
     """The slowest that a client may send: ``least_bytes`` in each ``window_seconds`` of waiting.
 
     Only the time that we wait for the client counts, not the time that it waits for us.
@@ -47,17 +47,19 @@ class Pace:
     least_bytes: int = 60 * 1024
 
 
-PACE: Final = Pace()
+LEAST_SPEED: Final = LeastSpeed()
 JSON_SECONDS: Final = 60.0
 
 
-async def body_stream(request: Request, pace: Pace | None = None) -> AsyncGenerator[bytes]:
+async def body_stream(
+    request: Request, least_speed: LeastSpeed | None = None
+) -> AsyncGenerator[bytes]:
     """The body as it arrives.
 
     Raises 415 for an encoded one, 408 for one that is slower than ``pace``, and
     :class:`~starlette.requests.ClientDisconnect` when the client leaves in the middle.
     """
-    pace = pace or PACE
+    least_speed = least_speed or LEAST_SPEED
     _refuse_encoding(request)
     loop = asyncio.get_running_loop()
     waited_seconds, received_bytes, more = 0.0, 0, True
@@ -65,7 +67,7 @@ async def body_stream(request: Request, pace: Pace | None = None) -> AsyncGenera
         began = loop.time()
         message: Message | None = None
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pace.window_seconds - waited_seconds):
+            async with asyncio.timeout(least_speed.window_seconds - waited_seconds):
                 message = await request.receive()
         waited_seconds += loop.time() - began
         chunk = b""
@@ -74,8 +76,8 @@ async def body_stream(request: Request, pace: Pace | None = None) -> AsyncGenera
                 raise ClientDisconnect
             chunk, more = message.get("body", b""), message.get("more_body", False)
             received_bytes += len(chunk)
-        if waited_seconds >= pace.window_seconds:
-            if more and received_bytes < pace.least_bytes:
+        if waited_seconds >= least_speed.window_seconds:
+            if more and received_bytes < least_speed.least_bytes:
                 raise _too_slow()
             waited_seconds, received_bytes = 0.0, 0
         if chunk:
@@ -110,7 +112,7 @@ async def read_within(
     return bytes(data)
 
 
-class BodyPlaces:
+class BodySlots:
     """How many large bodies of one tenant this process reads at once: the ``most``.
 
     Others of the tenant wait meanwhile, so that none fills the memory that is everybody's.

@@ -14,7 +14,7 @@ import msgspec
 from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.body import (
     MAX_JSON_BYTES,
-    BodyPlaces,
+    BodySlots,
     json_too_large,
     not_json,
     parse_object,
@@ -36,7 +36,7 @@ MAX_BODY_BYTES: Final = 20 * 1024**2
 is larger is uploaded as a file, which needs neither."""
 
 _READ_SECONDS: Final = 300.0
-_PLACES: Final = BodyPlaces(8)
+_PLACES: Final = BodySlots(8)
 
 
 class RequestLines:

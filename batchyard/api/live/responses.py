@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.http.body import BodyPlaces, parse_large_object, read_within
+from batchyard.api.http.body import BodySlots, parse_large_object, read_within
 from batchyard.api.http.errors import FULL_RETRY_AFTER_SECONDS
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.pages import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from batchyard.storage.base import Storage
     from batchyard.store import ResponseRecord
 
-_PLACES: Final = BodyPlaces(16)
+_PLACES: Final = BodySlots(16)
 """Whether a request is a live one, and counts as such, is known when its body is parsed."""
 _SHOWN_CHARS: Final = 100
 _OBJECT: Final[dict[int | str, dict[str, Any]]] = {

@@ -17,7 +17,7 @@ import msgspec
 
 from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.array_elements import ArrayElements, request_too_large
-from batchyard.api.http.body import BodyPlaces, body_stream
+from batchyard.api.http.body import BodySlots, body_stream
 from batchyard.api.http.message_errors import MESSAGES
 from batchyard.lines.duplicates import duplicate_lines
 from batchyard.processes.threads import in_thread
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 CUSTOM_ID_PATTERN: Final = "^[a-zA-Z0-9_-]{1,64}$"
 _PART_BYTES: Final = 1024**2
-_PLACES: Final = BodyPlaces(8)
+_PLACES: Final = BodySlots(8)
 """Each that is received may hold one request of ``max_line_bytes``, which has not ended yet."""
 _is_custom_id = re.compile(r"[a-zA-Z0-9_-]{1,64}").fullmatch
 

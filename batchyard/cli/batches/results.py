@@ -17,7 +17,7 @@ from batchyard.files.cursor import Order  # noqa: TC001 - Typer reads it at run 
 from batchyard.lifecycle import STOPPABLE
 from batchyard.locations.location import parse_location
 from batchyard.processes.threads import in_thread
-from batchyard.services.places import places_of
+from batchyard.services.user_locations import places_of
 from batchyard.steps.create.destinations import check_destinations, check_paths
 
 if TYPE_CHECKING:

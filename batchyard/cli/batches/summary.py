@@ -13,7 +13,7 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs.printable import printable
 from batchyard.logs.time_words import duration, moment, relative
 from batchyard.schedule.turns import BACKGROUND_WINDOW
-from batchyard.services.places import places_of
+from batchyard.services.user_locations import places_of
 from batchyard.storage.local import LocalStorage
 from batchyard.web.url import shown
 from batchyard.wire import ended_at

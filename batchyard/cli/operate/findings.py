@@ -41,12 +41,12 @@ def ok(what: str, text: str) -> Finding:
 
 
 def warning(what: str, text: str) -> Finding:
-    """It works, and may not always."""
+    """A check that found something which works now and may fail later."""
     return Finding(Level.WARNING, what, text)
 
 
 def failed(what: str, text: str) -> Finding:
-    """It does not work."""
+    """A check that found something which does not work."""
     return Finding(Level.FAILED, what, text)
 
 

@@ -45,7 +45,7 @@ class _Configured:
     live: frozenset[str] = frozenset()
     """The models that are to take live requests."""
     adapters: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By model."""
+    """The adapters that each model has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class _Model:
     slots: int | None
     waiting_requests: int
     tokens_per_second: float | None
-    """Of one engine, as measured so far."""
+    """The speed of one engine, as measured so far."""
     cache_used: float | None
     """The share of the KV cache in use, 0 to 1, of its fullest engine; None: not known."""
     why_none: str | None
@@ -140,7 +140,7 @@ async def _found() -> tuple[list[_Model], str]:
 
 
 def _caches_used(runners: Sequence[RunnerRecord]) -> list[float]:
-    """Of those that say it."""
+    """The share of the cache that is used, of each runner that reports it."""
     loads = (each.load for each in runners)
     return [each.cache_used for each in loads if each and each.cache_used is not None]
 
@@ -178,7 +178,7 @@ def _why_none(
 
 
 async def _waits(services: Services, backlog: Mapping[str, int]) -> dict[str, str]:
-    """By model, why its batches wait."""
+    """Why the batches of each model wait."""
     batches = await services.store.batches.page(unfinished=True, limit=_MOST_BATCHES)
     # A parent may wait for the model of a part: others have the last word.
     batches.sort(key=lambda each: not each.is_parent)

@@ -133,7 +133,7 @@ async def _reseal() -> str:
 
 
 def _lost_words(resealed: Resealed) -> str:
-    """Behind a sentence: what no key decrypts."""
+    """The end of a sentence: what no key decrypts."""
     if not resealed.lost:
         return ""
     return (

@@ -9,7 +9,7 @@ import typer
 from batchyard.locations.location import parse_location
 
 DEFAULT_PORT: Final = 8000
-"""Of the API."""
+"""The port of the API."""
 PORT_VARIABLE: Final = "BATCHYARD_API_PORT"
 
 

@@ -38,7 +38,7 @@ COUNTED_ENDPOINTS: Final = frozenset(
     f"/v1/{name}"
     for name in ("chat/completions", "completions", "embeddings", "messages", "responses")
 )
-"""Of whose bodies ``script.py`` knows the prompts."""
+"""The endpoints of whose bodies ``script.py`` knows the prompts."""
 SCRIPT: Final = Path(__file__).with_name("script.py")
 _START_SECONDS: Final = 180.0
 _ANSWER_SECONDS: Final = 60.0

@@ -57,7 +57,7 @@ class Refusal(NamedTuple):
 
 
 class NotKnown(Exception):
-    """This vLLM is not as expected."""
+    """Raised when this vLLM is not as expected."""
 
 
 class Refused(Exception):

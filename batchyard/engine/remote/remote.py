@@ -202,7 +202,7 @@ class RemoteEngine:
             await session.close()
 
     async def routes(self) -> Routes | None:
-        """From ``/openapi.json`` if the server has one."""
+        """Read them from ``/openapi.json``, if the server has one."""
         status, body = await self._get("/openapi.json")
         return post_routes(body) if status == 200 else None
 
@@ -254,7 +254,7 @@ class RemoteEngine:
         return ShareGate(self._where, controller, look, expected_tokens)
 
     async def _metrics(self) -> str:
-        """Its metrics; empty if it has none."""
+        """The server's metrics; empty if it has none."""
         status, body = await self._get("/metrics")
         if status >= 500:
             raise EngineLost(f"the engine at {self._where} has no metrics (HTTP {status})")
@@ -361,7 +361,7 @@ class RemoteEngine:
             )
 
     def _warn_once(self, event: str, text: str) -> None:
-        """It is asked anew at each start."""
+        """Warn of what the server answered, which is asked anew at each start."""
         if text not in self._warned:
             self._warned.add(text)
             log.warning(event, text, server=self._where)

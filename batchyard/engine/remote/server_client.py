@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOOK_TIMEOUT_SECONDS: Final = 10.0
 MAX_LOOK_BYTES = 16 * 1024**2
-"""Of what the server says of itself."""
+"""Most bytes that are read of what the server says of itself."""
 
 
 class Look(NamedTuple):

@@ -40,7 +40,7 @@ class Crowd:
 
     @property
     def expected(self) -> float:
-        """At most, within the horizon."""
+        """The most live requests that may come within the horizon."""
         return max(self._now, min(self._peaks.highest, self._now + self._rises.highest))
 
 

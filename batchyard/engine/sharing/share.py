@@ -42,7 +42,7 @@ class Share:
             self._seconds = _FIRST_SECONDS
 
     def shrink(self) -> None:
-        """It was too much."""
+        """Give a part of the share back, because it was too much."""
         if self._has_shrunk and self.size <= _SAME * self._safe:
             self._seconds = min(_MOST_SECONDS, 2 * self._seconds)
         self._has_shrunk = True

@@ -85,7 +85,7 @@ class LogTail:
         return [line for line in lines if line.strip()]
 
     def rest(self) -> list[str]:
-        """As :meth:`new_lines`, with the unfinished last line."""
+        """Read like :meth:`new_lines`, with the unfinished last line."""
         lines = self.new_lines()
         if self._partial.strip():
             lines.append(self._partial)

@@ -154,7 +154,7 @@ class VllmEngine:
 
     @property
     def metrics_socket(self) -> Path | None:
-        """Its private socket, while it runs."""
+        """The engine's private socket, while it runs."""
         return None if self._running is None else self._running.socket_path
 
     @property

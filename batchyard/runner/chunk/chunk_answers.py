@@ -48,7 +48,7 @@ class ChunkAnswers:
         self._seats = seats
         self._on_answer = on_answer
         self._sent: dict[int, WindowRequest] = {}
-        """By ordinal."""
+        """The requests that are on their way, by their ordinals."""
         self._plan: ChunkPlan | None = None
         self._rest: ChunkRest | None = None
 

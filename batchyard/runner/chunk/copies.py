@@ -43,7 +43,7 @@ class Copies:
         self._answered: deque[_Answered] = deque()
         self.count = 0
         self.size_bytes = 0
-        """About how many bytes their lines have."""
+        """The size of their lines, roughly."""
 
     def add(self, custom_id: str, result: ResultLine, records: npt.NDArray[Any]) -> None:
         """``result`` is the answer to ``custom_id``, and to every request in ``records``."""

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchyard.runner.claims.held_chunks import HeldChunks
-    from batchyard.runner.claims.returns import Returns
+    from batchyard.runner.claims.releases import Releases
     from batchyard.runner.window.admission import AdmissionQueue
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, LeaseKey
 
@@ -40,20 +40,20 @@ class Claims:
         services: Services,
         model: str,
         queue: AdmissionQueue,
-        returns: Returns,
+        releases: Releases,
         held: HeldChunks,
         *,
         batch_id: str | None,
-        suits: Callable[[Standing], bool],
+        suits: Callable[[QueueEntry], bool],
     ) -> None:
         self._services = services
         self._model = model
         self._queue = queue
-        self._returns = returns
+        self._releases = releases
         self._batch_id = batch_id
         self._held = held
         self._suits = suits
-        self._standings: dict[LeaseKey, Standing] = {}
+        self._entries: dict[LeaseKey, QueueEntry] = {}
         """Of the chunks that were claimed and do not run yet."""
         self._no_others_at = -math.inf
         self._no_others_beside: set[LeaseKey] = set()
@@ -85,26 +85,26 @@ class Claims:
         if lease is None:
             return None
         try:
-            standing = await self._services.store.chunks.standing(lease.batch_id)
+            entry = await self._services.store.chunks.entry(lease.batch_id)
         except BaseException:
-            await self._returns.release(lease)
+            await self._releases.release(lease)
             raise
-        if not self._suits(standing):
-            await self._returns.release(lease)
+        if not self._suits(entry):
+            await self._releases.release(lease)
             return None
         # Asked only now: what waited for its input may have come back meanwhile.
         if not self._may_join(lease):
             # Not kept: a crash of this runner meanwhile would count against it.
             self._is_making_room = runs_alone(lease)
-            await self._returns.release(lease)
+            await self._releases.release(lease)
             return None
-        if standing.is_background:
+        if entry.is_background:
             self._background.add(lease.batch_id)
-        self._standings[lease.key] = standing
+        self._entries[lease.key] = entry
         self._places = {key: host for key, host in self._places.items() if key in self._queue}
-        if standing.roots is not None:
-            self._places[lease.key] = Host(standing.roots, lease.first_record)
-        self._queue.enter(lease.key, standing)
+        if entry.roots is not None:
+            self._places[lease.key] = Host(entry.roots, lease.first_record)
+        self._queue.enter(lease.key, entry)
         return lease
 
     async def are_over(self, batch_id: str) -> bool:
@@ -120,7 +120,7 @@ class Claims:
         return Admission(
             self._queue,
             lease,
-            self._standings.pop(lease.key),
+            self._entries.pop(lease.key),
             self._slow,
             may_return=partial(self._may_join, lease),
         )
@@ -142,7 +142,7 @@ class Claims:
         beginning = [
             runs_alone(lease)
             for lease in self._held.leases.values()
-            if lease.key != but and lease.key in self._standings
+            if lease.key != but and lease.key in self._entries
         ]
         return running + beginning
 
@@ -183,7 +183,7 @@ class Claims:
     def _not_now(self) -> set[str]:
         """Batches of which nothing is claimed here."""
         slow = {key.batch_id for key in self._slow}
-        return self._returns.postponed() | slow | self._queue.batches
+        return self._releases.postponed() | slow | self._queue.batches
 
     async def _claim(self) -> ChunkLease | None:
         chunks, queue = self._services.store.chunks, self._queue
@@ -204,7 +204,7 @@ class Claims:
 
     async def _claim_of(self, batch_id: str | None, beside: Beside = _NOTHING) -> ChunkLease | None:
         claim = self._claimed(batch_id, beside)
-        claimed = await claimed_whole(claim, self._returns.release)
+        claimed = await claimed_whole(claim, self._releases.release)
         return claimed[0] if claimed else None
 
     async def _claimed(self, batch_id: str | None, beside: Beside) -> list[ChunkLease]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.runner.chunk.chunk import ChunkRun
-    from batchyard.runner.claims.returns import Returns
+    from batchyard.runner.claims.releases import Releases
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, LeaseKey
 
@@ -30,11 +30,11 @@ log = event_logger(__name__)
 class HeldChunks:
     """Those of one runner: what it has claimed, and what it runs of that."""
 
-    def __init__(self, services: Services, returns: Returns) -> None:
+    def __init__(self, services: Services, releases: Releases) -> None:
         self.owner = f"runner_{secrets.token_hex(16)}"
         """Of the leases: the runner's id, where it is registered."""
         self.leases: dict[tuple[str, int], ChunkLease] = {}
-        """By batch and index."""
+        """The leases by batch and index."""
         self.running: dict[LeaseKey, ChunkRun] = {}
         self.standstill = Standstill(services.settings.lease_seconds)
         """Until it is over, some of them may be others'."""
@@ -46,10 +46,10 @@ class HeldChunks:
         self.wait: str | None = None
         """Why none of what runs goes on; None: something does."""
         self._troubles: dict[LeaseKey, str | None] = {}
-        """As they were recorded here."""
+        """The troubles as they were recorded here."""
         self._one_ended = asyncio.Event()
         self._services = services
-        self._returns = returns
+        self._releases = releases
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
@@ -61,11 +61,11 @@ class HeldChunks:
         finally:
             for lease in self.leases.values():
                 # If this fails, the lease expires, because it is no longer renewed.
-                await self._returns.release(lease)
-            await self._returns.catch_up()
+                await self._releases.release(lease)
+            await self._releases.catch_up()
 
     def add(self, lease: ChunkLease) -> None:
-        """It was claimed."""
+        """Note a lease that was claimed."""
         self.leases[lease.batch_id, lease.index] = lease
 
     def ended(self, key: LeaseKey) -> None:
@@ -77,7 +77,7 @@ class HeldChunks:
         self._one_ended.set()
 
     def forget(self, lease: ChunkLease) -> None:
-        """It was done, released or lost."""
+        """Drop a lease that was done, released or lost."""
         # What was lost may have been claimed here again meanwhile, under another epoch.
         if self.leases.get((lease.batch_id, lease.index)) is lease:
             del self.leases[lease.batch_id, lease.index]

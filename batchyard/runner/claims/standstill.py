@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 _BEATS: Final = 10
-"""In the time of a lease."""
+"""How often, in the time of a lease, this process notes that it runs."""
 _MOST: Final = 0.5
 """Of the time of a lease: a renewal, which is due after a third, has not come too late then."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from batchyard.metrics.published import Counters
 
 BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Of the histogram, in seconds."""
+"""The bounds of the histogram's buckets, in seconds."""
 _BUCKETS: Final = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
 

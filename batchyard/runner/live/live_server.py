@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         LiveServer,
     )
     from batchyard.engine.sharing.gate import Streaming
-    from batchyard.runner.window.company import Quiet
+    from batchyard.runner.window.other_traffic import Quiet
     from batchyard.services.services import Services
     from batchyard.store import LiveUse
     from batchyard.wire import TokenUsage
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 PASSED_HEADERS: Final = ("content-type", "x-request-id")
-"""Of a request, on to the engine."""
+"""Headers of a request that the engine gets too."""
 _ANSWERED_HEADERS: Final = ("content-type", "retry-after")
 _ROOM_BYTES: Final = 1024**2
 """What the API adds to a body: a salt, options of the stream."""

@@ -51,7 +51,7 @@ class LiveShare:
         self._note()
 
     def left(self) -> None:
-        """It has gone."""
+        """Note that a request has gone."""
         self.in_flight -= 1
         self._note()
 

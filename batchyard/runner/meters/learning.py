@@ -85,7 +85,7 @@ class TenantLengths:
         return unsaved
 
     def give_back(self, unsaved: Mapping[LengthClass, Lengths]) -> None:
-        """It was not written."""
+        """Take back what was not written."""
         for each, lengths in unsaved.items():
             later = self._unsaved.get(each)
             self._unsaved[each] = lengths if later is None else lengths.followed_by(later)
@@ -98,7 +98,7 @@ class BatchLengths:
         self, tenant: TenantLengths, table: Sequence[LengthClass] = (), requests: int = 0
     ) -> None:
         self.requests = requests
-        """Of the whole batch."""
+        """The number of requests of the whole batch."""
         self.finished = 0
         """Answers that this runner has counted."""
         self.estimate_at: float = FIRST_ESTIMATE_LINES
@@ -108,7 +108,7 @@ class BatchLengths:
         self._table = table
         self._version = -1
         self._found: dict[int, Lengths | None] = {}
-        """By class, of this version."""
+        """The lengths by class, of this version."""
         self._expected: dict[int, Expected] | None = None
 
     @property
@@ -138,7 +138,7 @@ class BatchLengths:
         return max(planned.output_tokens - written, 0.0) if known is None else known.lacks(written)
 
     def expected(self) -> Mapping[int, Expected]:
-        """By class, where anything is known."""
+        """The expected lengths by class, where anything is known."""
         self._look_again()
         if self._expected is None:
             numbers = range(1, len(self._table) + 1)

@@ -25,7 +25,7 @@ from batchyard.schedule.turns import Beside, Turns
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine
 
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
     from batchyard.store import ChunkLease, LeaseKey
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class AdmissionQueue:
         self._on_all_begun = on_all_begun
         self._to_begin: set[LeaseKey] = set()
         self._turns = Turns(urgent_first=True)
-        self._at: dict[LeaseKey, Standing] = {}
+        self._at: dict[LeaseKey, QueueEntry] = {}
         self._waiting: dict[LeaseKey, _Waiting] = {}
         self._passing: LeaseKey | None = None
         self._last: LeaseKey | None = None
@@ -108,20 +108,21 @@ class AdmissionQueue:
     def beside(self) -> Beside:
         """What is in the queue: of the same flows nothing more may come."""
         at = self._at.values()
-        others = [standing for standing in at if not standing.is_background]
+        others = [entry for entry in at if not entry.is_background]
         return Beside(
-            frozenset(standing.flow for standing in at),
-            has_large=len({each.flow for each in others if not each.is_small}) >= _MOST_LARGE,
-            keeps_background_out=bool(others) or len({each.flow for each in at}) >= _MOST_LARGE,
+            frozenset(entry.queue_key for entry in at),
+            has_large=len({each.queue_key for each in others if not each.is_small}) >= _MOST_LARGE,
+            keeps_background_out=bool(others)
+            or len({each.queue_key for each in at}) >= _MOST_LARGE,
         )
 
     @property
     def has_room(self) -> bool:
         """Whether another chunk may come. Background batches take no other's place."""
-        return sum(not standing.is_background for standing in self._at.values()) < _MOST
+        return sum(not entry.is_background for entry in self._at.values()) < _MOST
 
     @property
-    def hosts(self) -> list[Standing]:
+    def hosts(self) -> list[QueueEntry]:
         """Of each flow in the queue the first, which others may join; none if there is no room.
 
         Background batches only if nothing else is there.
@@ -131,16 +132,16 @@ class AdmissionQueue:
         if len(foremost) >= _MOST_PEERS:
             return []
         by_age = sorted(foremost, key=lambda each: each.age, reverse=True)
-        return list({each.flow: each for each in by_age}.values())
+        return list({each.queue_key: each for each in by_age}.values())
 
-    def enter(self, key: LeaseKey, standing: Standing) -> None:
+    def enter(self, key: LeaseKey, entry: QueueEntry) -> None:
         """A chunk is to be admitted."""
-        self._at[key] = standing
+        self._at[key] = entry
         self._to_begin.add(key)
         self._peers[key] = {each for each in self._at if self._are_peers(key, each)}
         for each in self._peers[key]:
             self._peers[each].add(key)
-        self._turns.join(standing)
+        self._turns.join(entry)
 
     def begin(self, key: LeaseKey) -> None:
         """The chunk has a request at hand. Another call does nothing."""
@@ -231,10 +232,10 @@ class AdmissionQueue:
 
     def _may_pass(self, key: LeaseKey) -> bool:
         """Whether no chunk in the queue keeps this one out; one that has left needs no turn."""
-        standing = self._at.get(key)
+        entry = self._at.get(key)
         return (
-            standing is None
-            or not standing.is_background
+            entry is None
+            or not entry.is_background
             or all(each.is_background for each in self._at.values())
         )
 
@@ -306,11 +307,11 @@ class AdmissionQueue:
         return self._sweep.next(host, prompts, peers)
 
     def _are_peers(self, one: LeaseKey, other: LeaseKey) -> bool:
-        standing, its = self._at[one], self._at[other]
-        roots, others = standing.roots, its.roots
+        entry, its = self._at[one], self._at[other]
+        roots, others = entry.roots, its.roots
         # One of background and one that keeps it out would wait for each other.
-        is_other = one != other and standing.tenant == its.tenant
-        if not is_other or standing.is_background != its.is_background:
+        is_other = one != other and entry.tenant == its.tenant
+        if not is_other or entry.is_background != its.is_background:
             return False
         if roots is None or others is None:
             return False
@@ -328,7 +329,7 @@ class Admission:
         self,
         queue: AdmissionQueue,
         lease: ChunkLease,
-        standing: Standing,
+        entry: QueueEntry,
         slow: set[LeaseKey],
         *,
         may_return: Callable[[], bool],
@@ -336,7 +337,7 @@ class Admission:
         self._queue = queue
         self._key = lease.key
         self._cost = lease.token_estimate / lease.request_count
-        self._standing = standing
+        self._entry = entry
         self._may_return = may_return
         self._slow = slow
         self._one_at_a_time = asyncio.Lock()
@@ -393,7 +394,7 @@ class Admission:
     @property
     def is_background(self) -> bool:
         """Whether the chunk waits for as long as one of another batch is in the queue."""
-        return self._standing.is_background
+        return self._entry.is_background
 
     async def unless_slow(self, preparation: Coroutine[Any, Any, T]) -> T:
         """Return what ``preparation`` returns; meanwhile the chunk may be out of the queue.
@@ -416,4 +417,4 @@ class Admission:
         if not task.cancelled() and task.exception() is None:
             if not self._may_return():
                 raise StorageUnavailable("The input came late: others run here by now.")
-            self._queue.enter(self._key, self._standing)
+            self._queue.enter(self._key, self._entry)

@@ -37,9 +37,9 @@ class _Loss(StrEnum):
     """How an engine was lost that is started again."""
 
     LOST = "lost"
-    """It ended, or the connection to it."""
+    """The engine ended, or the connection to it."""
     HUNG = "hung"
-    """It made no progress on its requests."""
+    """The engine made no progress on its requests."""
     ERROR = "error"
     """Our own code failed on the stream: it is not known what happened to its requests."""
 

@@ -42,7 +42,7 @@ class Crashes:
         self.without_answer = 0
         """How many in a row; 0 after each answer."""
         self.accused: WindowRequest | None = None
-        """The one that is to run without company, to show whether it crashes the engine."""
+        """The one that is to run alone, to show whether it crashes the engine."""
         self._size = size
         self._waits_for_server = waits_for_server
         self._not_ready = 0

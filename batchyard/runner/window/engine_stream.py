@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from batchyard.engine.base import Abort, Engine, EngineAnswer, EngineRequest, StartProgress
-    from batchyard.runner.window.company import Company
     from batchyard.runner.window.counts import RunnerCounts
     from batchyard.runner.window.crashes import Crashes
+    from batchyard.runner.window.other_traffic import OtherTraffic
     from batchyard.runner.window.refusals import Refusals
 
 log = event_logger(__name__)
@@ -62,7 +62,7 @@ class Sender(Protocol):
 
 
 class State(Enum):
-    """Of the stream, until its task ends."""
+    """What the stream is doing, until its task ends."""
 
     STARTING = auto()
     """The engine is started again, or nothing has been sent yet."""
@@ -88,7 +88,7 @@ class EngineStream:
         *,
         timeout_seconds: float,
         hang_seconds: float,
-        company: Company | None,
+        other_traffic: OtherTraffic | None,
         on_restart: Callable[[StartProgress], None] | None,
     ) -> None:
         self.state = State.STARTING
@@ -96,7 +96,7 @@ class EngineStream:
         self._engine = engine
         self._sender = sender
         self._timeout_seconds = timeout_seconds
-        self._company = company
+        self._other_traffic = other_traffic
         self._on_restart = on_restart
         self._began_at = -math.inf
         self._watch: HangWatch
@@ -108,9 +108,9 @@ class EngineStream:
         return self.state is not State.STARTING
 
     @property
-    def had_company(self) -> bool:
+    def had_other_traffic(self) -> bool:
         """Whether others had requests in the engine since the stream was opened."""
-        return self._company is not None and self._company.was_here(self._began_at)
+        return self._other_traffic is not None and self._other_traffic.was_here(self._began_at)
 
     def open(self) -> None:
         """Begin."""
@@ -171,8 +171,10 @@ class EngineStream:
         """Run one stream to its end; False if the engine was lost and is still needed."""
         stream = partial(self._engine.stream, timeout_seconds=self._timeout_seconds)
         requests = self._sender.feed()
-        company = self._company
-        answers = stream(requests) if company is None else company.stream(requests, stream)
+        other_traffic = self._other_traffic
+        answers = (
+            stream(requests) if other_traffic is None else other_traffic.stream(requests, stream)
+        )
         self.state = State.STREAMING
         self._began_at = time.monotonic()
         self._watch = HangWatch(self._engine, self.hang_seconds, self._has_requests)
@@ -198,7 +200,7 @@ class EngineStream:
 
     def _has_requests(self) -> bool:
         return bool(self._sender.in_flight) or (
-            self._company is not None and self._company.is_here()
+            self._other_traffic is not None and self._other_traffic.is_here()
         )
 
     async def _watch_progress(self) -> None:

@@ -40,6 +40,6 @@ class Sweep(Generic[K]):
         return chosen
 
     def forget(self, key: K) -> None:
-        """It walks no more."""
+        """Drop one that walks no more."""
         self._place.pop(key, None)
         del self._passed_over[key]

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
     from batchyard.lines.body_fields import Routes
     from batchyard.results.results import ResultLine
-    from batchyard.runner.window.company import Company
+    from batchyard.runner.window.other_traffic import OtherTraffic
     from batchyard.runner.window.window_request import WindowRequest
 
 _MOST_HELD_BACK: Final = 4096
@@ -93,9 +93,9 @@ class Window:
     An exception from a request's ``deliver`` is passed to its owner.
 
     After a crash, all requests in flight are suspects and run again in ever smaller groups, until
-    the one that crashes the engine runs alone; only that one fails. Beside ``company`` it is not
-    alone: then :attr:`needs_quiet` asks the company to stay away while it runs again. An engine
-    that makes no progress on requests in flight for ``hang_seconds`` counts as crashed.
+    the one that crashes the engine runs alone; only that one fails. Beside ``other_traffic`` it is
+    not alone: then :attr:`needs_quiet` asks the others to stay away while it runs again. An
+    engine that makes no progress on requests in flight for ``hang_seconds`` counts as crashed.
 
     A remote server that was lost and is not back soon ends the window, so that another machine may
     try; with ``waits_for_server`` it is waited for.
@@ -112,7 +112,7 @@ class Window:
         retry: RetryPolicy | None = None,
         on_restart: Callable[[StartProgress], None] | None = None,
         counts: RunnerCounts | None = None,
-        company: Company | None = None,
+        other_traffic: OtherTraffic | None = None,
         may_send: Callable[[], bool] = lambda: True,
         waits_for_server: bool = False,
     ) -> None:
@@ -134,14 +134,14 @@ class Window:
         self._in_flight: dict[int, WindowRequest] = {}
         self.backlog = Backlog(self.wake)
         self._queue = self.backlog.queue
-        """It is used for each request."""
+        """The backlog's queue, which is used for each request."""
         self._tags = itertools.count(1)
         self._aborts: deque[int] = deque()
         self._departures = Departures()
         self._feed_ready = asyncio.Event()
         # What closes the gates of the window.
         self.may_send = may_send
-        self.shared = engine.gate if company is None else company.join(self)
+        self.shared = engine.gate if other_traffic is None else other_traffic.join(self)
         self.crashes = Crashes(self.size, waits_for_server=waits_for_server)
         self.refusals = Refusals(
             self.size,
@@ -155,7 +155,7 @@ class Window:
             self,
             timeout_seconds=timeout_seconds,
             hang_seconds=hang_seconds,
-            company=company,
+            other_traffic=other_traffic,
             on_restart=on_restart,
         )
         self._at_end = contextlib.AsyncExitStack()
@@ -201,9 +201,9 @@ class Window:
     def hold_back(self) -> None:
         """Until :meth:`fill`, let no more requests in than the engine runs at once.
 
-        For an owner that may get company in a moment: those that only wait in the engine would be
-        ahead of everything that comes. Nobody waits in :meth:`submit`. Does nothing unless the
-        window is empty.
+        For an owner whose engine may get other requests in a moment: those that only wait in the
+        engine would be ahead of everything that comes. Nobody waits in :meth:`submit`. Does nothing
+        unless the window is empty.
         """
         is_empty = not (self._in_flight or self.backlog.waiting)
         if is_empty and not self._held_back:
@@ -290,7 +290,7 @@ class Window:
 
     @property
     def needs_quiet(self) -> bool:
-        """Whether a request is to run without company, to show whether it crashes the engine."""
+        """Whether a request is to run alone, to show whether it crashes the engine."""
         return self.crashes.accused is not None
 
     @property
@@ -419,7 +419,7 @@ class Window:
                 continue
             # Those that were withdrawn were in the engine as well.
             if len(in_flight) == 1 and is_one_to_blame:
-                self.crashes.accuse(request, in_company=self._stream.had_company)
+                self.crashes.accuse(request, in_company=self._stream.had_other_traffic)
             if self.crashes.ends(request):
                 self._leave(request, given_up(request, error))
             else:

@@ -47,7 +47,7 @@ class WindowRequest:
     sent_at: float = 0.0
     """By the monotonic clock, of the attempt that is in the engine."""
     attempts: int = 0
-    """Those that count: see :mod:`batchyard.runner.window.refusals`."""
+    """The attempts that count: see :mod:`batchyard.runner.window.refusals`."""
     refusals: int = 0
     """How often in a row the server has said that it takes no request now, and since when: the time
     at which the first of these attempts was sent, and that of the last refusal."""

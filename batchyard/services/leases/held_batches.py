@@ -22,12 +22,12 @@ from batchyard.logs.log_words import describe
 from batchyard.metrics import metric_families as families
 from batchyard.metrics.published import Figures
 from batchyard.processes.beside import every
-from batchyard.schedule.turns import Room
+from batchyard.schedule.turns import TenantSlots
 from batchyard.services.leases.interruption import Interruption
 from batchyard.services.leases.overdue import stop_overdue
 from batchyard.services.leases.renewal import Renewals
 from batchyard.services.leases.whole_claims import claimed_whole
-from batchyard.services.leases.work_places import WorkPlace, WorkPlaces
+from batchyard.services.leases.work_places import WorkSlot, WorkSlots
 from batchyard.services.story.wait_words import why_it_waits
 from batchyard.store import BatchLease
 from batchyard.store.batch.pages import batch_not_found
@@ -35,7 +35,7 @@ from batchyard.store.batch.pages import batch_not_found
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
     from batchyard.settings import Settings
     from batchyard.store import BatchRecord, BatchSnapshot, Store
 
@@ -60,8 +60,8 @@ class HeldBatch:
     def __init__(self, lease: BatchLease) -> None:
         self.lease = lease
         self.is_lost = False
-        self.standing: Standing | None = None
-        """The standing when the batch was claimed; None: not asked for."""
+        self.entry: QueueEntry | None = None
+        """The entry when the batch was claimed; None: not asked for."""
         self._snapshot: BatchSnapshot | None = None
         self._news = asyncio.Event()
         self._work: Interruption | None = None
@@ -139,10 +139,10 @@ class HeldBatches:
         self._store = store
         self._settings = settings
         self.owner = owner or f"control_{secrets.token_hex(16)}"
-        self._places = WorkPlaces()
-        self._room = Room(settings.batches_at_once)
+        self._places = WorkSlots()
+        self._room = TenantSlots(settings.batches_at_once)
         self._beginning = 0
-        self._working: dict[str, WorkPlace] = {}
+        self._working: dict[str, WorkSlot] = {}
         self._held: dict[str, HeldBatch] = {}
         self._leases_lost = 0
         self.worked_at = -math.inf
@@ -206,9 +206,9 @@ class HeldBatches:
         claimed = [lease.batch_id for lease in leases]
         # One question for all; what has no answer is asked for again.
         with contextlib.suppress(StoreError):
-            for batch_id, standing in (await self._standings(claimed)).items():
+            for batch_id, entry in (await self._entries(claimed)).items():
                 if batch_id in self._held:
-                    self._held[batch_id].standing = standing
+                    self._held[batch_id].entry = entry
         return claimed
 
     @property
@@ -218,13 +218,13 @@ class HeldBatches:
         """
         return 0 < self._room_for_parents().free <= _AHEAD
 
-    def _room_for_parents(self) -> Room:
+    def _room_for_parents(self) -> TenantSlots:
         """The room that parents have for themselves: their parts need the places of batches, or
         nothing would go on."""
-        room = Room(self._settings.batches_at_once)
+        room = TenantSlots(self._settings.batches_at_once)
         for each in self._held.values():
-            if each.standing is not None and each.standing.is_parent:
-                room.take(each.standing.tenant)
+            if each.entry is not None and each.entry.is_parent:
+                room.take(each.entry.tenant)
         return room
 
     async def release(
@@ -280,19 +280,19 @@ class HeldBatches:
 
         Waits for its turn to begin. The block calls :meth:`take_turn` before each part of the work.
         """
-        place = WorkPlace(self._places)
+        place = WorkSlot(self._places)
         self._beginning += 1
         try:
-            standing = await self._standing(batch_id, is_known=True)
+            entry = await self._entry(batch_id, is_known=True)
         except BaseException:
             self._beginning -= 1
             raise
-        if not standing.is_parent:
-            self._room.take(standing.tenant)
+        if not entry.is_parent:
+            self._room.take(entry.tenant)
         try:
             try:
                 # Its input is not read yet.
-                await place.take(replace(standing, is_small=True))
+                await place.take(replace(entry, is_small=True))
             finally:
                 self._beginning -= 1
             self._working[batch_id] = place
@@ -302,8 +302,8 @@ class HeldBatches:
             if self._working.get(batch_id) is place:
                 del self._working[batch_id]
             place.give_back()
-            if not standing.is_parent:
-                self._room.give_back(standing.tenant)
+            if not entry.is_parent:
+                self._room.give_back(entry.tenant)
 
     async def take_turn(self, batch_id: str, *, is_small: bool | None = None) -> None:
         """Let those go first whose turn it is. Without :meth:`working`, there are none.
@@ -313,13 +313,13 @@ class HeldBatches:
         place = self._working.get(batch_id)
         if place is None:
             return
-        standing = await self._standing(batch_id, is_known=is_small is not None)
-        await place.take(standing if is_small is None else replace(standing, is_small=is_small))
+        entry = await self._entry(batch_id, is_known=is_small is not None)
+        await place.take(entry if is_small is None else replace(entry, is_small=is_small))
 
     def knows_as_small(self, batch_id: str) -> bool:
         """Whether nothing need be found out for :meth:`take_turn`."""
         held = self._held.get(batch_id)
-        is_small = held is not None and held.standing is not None and held.standing.is_small
+        is_small = held is not None and held.entry is not None and held.entry.is_small
         return is_small or batch_id not in self._working
 
     def pause(self, batch_id: str) -> None:
@@ -328,17 +328,17 @@ class HeldBatches:
         if place is not None:
             place.give_back()
 
-    async def _standing(self, batch_id: str, *, is_known: bool) -> Standing:
+    async def _entry(self, batch_id: str, *, is_known: bool) -> QueueEntry:
         held = self._held.get(batch_id)
-        if is_known and held is not None and held.standing is not None:
-            return held.standing
-        standings = await self._standings([batch_id])
-        if batch_id not in standings:
+        if is_known and held is not None and held.entry is not None:
+            return held.entry
+        entries = await self._entries([batch_id])
+        if batch_id not in entries:
             raise batch_not_found(batch_id)
-        return standings[batch_id]
+        return entries[batch_id]
 
-    async def _standings(self, batch_ids: list[str]) -> dict[str, Standing]:
-        return await self._store.batch_leases.standings(batch_ids) if batch_ids else {}
+    async def _entries(self, batch_ids: list[str]) -> dict[str, QueueEntry]:
+        return await self._store.batch_leases.entries(batch_ids) if batch_ids else {}
 
     async def _obtain(self, batch_id: str) -> None:
         store, settings = self._store, self._settings

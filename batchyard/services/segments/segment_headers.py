@@ -25,7 +25,7 @@ HEADER: Final = np.dtype(
         ("length", "<u4"),
     ]
 )
-"""Of an entry, as an array's element."""
+"""The header of an entry, as an array's element."""
 _ANY_ORDINAL: Final = 2**32
 _LENGTH = struct.Struct(f"<{HEADER.itemsize - 4}xI")
 
@@ -34,9 +34,9 @@ class Headers(NamedTuple):
     """The entries of a segment as arrays of one length, in its order."""
 
     segment: bytes
-    """With the lines themselves."""
+    """The bytes, with the lines themselves."""
     headers: npt.NDArray[Any]
-    """Of :data:`HEADER`, with plain outcomes."""
+    """An array of :data:`HEADER`, with plain outcomes."""
     is_copy: npt.NDArray[np.bool_]
     positions: npt.NDArray[np.int64]
     """Where the lines begin in the segment, bytes."""
@@ -52,7 +52,7 @@ class Headers(NamedTuple):
         ]
 
     def pick(self, chosen: npt.NDArray[np.bool_]) -> Headers:
-        """Those of the entries that are chosen."""
+        """The headers of the entries that are chosen."""
         return self._replace(
             headers=self.headers[chosen],
             is_copy=self.is_copy[chosen],

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Ordinal, outcome (and whether it is a copy), five token counts, line length.
 _HEADER = struct.Struct("<IBIIIIII")
 IS_COPY: Final = 0x80
-"""Of the byte with the outcome."""
+"""A bit of the byte with the outcome."""
 _MOST_TOKENS = 2**32 - 1
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from batchyard.batch_error import BatchError
 from batchyard.errors import AccessDenied, InputRefused, ObjectNotFound, StorageError
 from batchyard.lifecycle import BatchStatus
-from batchyard.services.places import places_of
 from batchyard.services.story import story
+from batchyard.services.user_locations import places_of
 
 if TYPE_CHECKING:
     from batchyard.locations.access import Access, Location

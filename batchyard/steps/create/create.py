@@ -22,8 +22,8 @@ from batchyard.processes.threads import in_thread
 from batchyard.results.output_rules import OnInvalidOutput
 from batchyard.schedule.forecast import OpenWork
 from batchyard.schedule.turns import BACKGROUND_WINDOW
-from batchyard.services.places import Places
 from batchyard.services.quotas import default_quota
+from batchyard.services.user_locations import UserLocations
 from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.create.destinations import absolute, check_destinations, url_facts
 from batchyard.steps.create.offered import check_offered, endpoints_not_served
@@ -215,7 +215,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
         taken={"input": request.input},
         dataset=None if request.template is None else request.input,
     )
-    places = Places(
+    places = UserLocations(
         input=absolute(request.input), output=output, error=error, template=request.template
     )
     batch = NewBatch(
@@ -247,7 +247,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
 
 
 def _options(
-    settings: Settings, request: BatchRequest, places: Places, traceparent: str | None
+    settings: Settings, request: BatchRequest, places: UserLocations, traceparent: str | None
 ) -> BatchOptions:
     return BatchOptions(
         mixed_endpoints=request.endpoint is None,

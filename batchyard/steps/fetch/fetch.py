@@ -12,8 +12,8 @@ from batchyard.locations.several import Several
 from batchyard.processes.threads import in_thread
 from batchyard.schedule.turns import SMALL_BYTES
 from batchyard.services.batch_span import traced
-from batchyard.services.places import places_of
 from batchyard.services.services import Progress
+from batchyard.services.user_locations import places_of
 from batchyard.steps.create.check_urls import check_urls
 from batchyard.steps.fetch.input_file import (
     check_input_file,

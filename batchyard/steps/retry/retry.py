@@ -21,8 +21,8 @@ from batchyard.lines.body_patch import NO_PATCH
 from batchyard.lines.framing import joined
 from batchyard.processes.threads import from_thread, in_thread
 from batchyard.services.keys import file_key
-from batchyard.services.places import Places, places_of
 from batchyard.services.quotas import arriving, default_quota
+from batchyard.services.user_locations import UserLocations, places_of
 from batchyard.steps.create.create import check_model, parse_window
 from batchyard.steps.create.destinations import check_destinations, url_facts
 from batchyard.steps.fetch.input_file import wipe_unnamed
@@ -294,13 +294,13 @@ async def _local_path(
 
 async def _destinations(
     services: Services, batch: BatchRecord, output: Location | None, error: Location | None
-) -> Places:
+) -> UserLocations:
     """The checked locations; none may replace a file of the first batch."""
     old = await places_of(services, batch.id)
     kinds = {"input": old.input, "output": old.output, "error": old.error}
     taken = {f"the {kind} file of {batch.id}": location for kind, location in kinds.items()}
     output, error = await check_destinations(output, error, taken=taken, dataset=old.dataset)
-    return Places(output=output, error=error)
+    return UserLocations(output=output, error=error)
 
 
 def _file_gone(batch: BatchRecord, kind: str) -> RequestRefused:

@@ -22,7 +22,7 @@ from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.tables.batch import BATCHES, IS_PARENT, has_no_owner
 from batchyard.store.tables.chain import CHAIN_IS_OPEN, CHAINS
 from batchyard.store.tables.chunk import CHUNKS, IS_OPEN
-from batchyard.store.turns.order import is_small_file, read_standings, turns_of_batches
+from batchyard.store.turns.order import is_small_file, read_queue_entries, turns_of_batches
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.lifecycle import BatchStatus
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
 
 
 _IS_UNFINISHED = BATCHES.c.status.in_(UNFINISHED)
@@ -173,11 +173,11 @@ class BatchLeases(Aggregate):
         }
 
     @reads
-    async def standings(
+    async def entries(
         self, connection: AsyncConnection, batch_ids: Collection[str]
-    ) -> dict[str, Standing]:
+    ) -> dict[str, QueueEntry]:
         """When each of these batches has its turn to be worked on; unknown ids are left out."""
-        return await read_standings(connection, batch_ids, is_small_file())
+        return await read_queue_entries(connection, batch_ids, is_small_file())
 
     @reads
     async def free_count(self, connection: AsyncConnection) -> int:

@@ -39,7 +39,7 @@ from batchyard.store.tables.chunk import (
 )
 from batchyard.store.tenant.tenants import served
 from batchyard.store.turns.candidates import batches_like, batches_to_run, free_chunks
-from batchyard.store.turns.order import is_small_rest, read_standings
+from batchyard.store.turns.order import is_small_rest, read_queue_entries
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.plan.lengths import Expected
-    from batchyard.schedule.turns import Standing
+    from batchyard.schedule.turns import QueueEntry
     from batchyard.store.chunk.demand import ModelDemand
     from batchyard.store.chunk.places import Host
     from batchyard.wire import BatchUsage
@@ -277,7 +277,7 @@ class Chunks(Aggregate):
         self,
         connection: AsyncConnection,
         model: str,
-        of: Sequence[Standing],
+        of: Sequence[QueueEntry],
         *,
         without: Collection[str] = (),
         with_expired: bool = True,
@@ -298,14 +298,14 @@ class Chunks(Aggregate):
         return None
 
     @reads
-    async def standing(self, connection: AsyncConnection, batch_id: str) -> Standing:
+    async def entry(self, connection: AsyncConnection, batch_id: str) -> QueueEntry:
         """When the batch has its turn in an engine. Raises RecordNotFound."""
-        standings = await read_standings(connection, [batch_id], is_small_rest())
-        if batch_id not in standings:
+        entries = await read_queue_entries(connection, [batch_id], is_small_rest())
+        if batch_id not in entries:
             raise batch_not_found(batch_id)
         found = await read_for_engine(connection, batch_id)
         return replace(
-            standings[batch_id],
+            entries[batch_id],
             roots=found.roots,
             adapters=frozenset(found.options.adapters),
             planned_at=found.in_progress_at or 0,

@@ -11,14 +11,14 @@ from batchyard.store.tables.batch import BATCHES, IS_IN_PROGRESS
 from batchyard.store.tables.batch_roots import BATCH_ROOTS
 from batchyard.store.tables.chunk import ANSWER_BITS, CHUNKS, is_claimable, is_due
 from batchyard.store.tenant.tenants import TENANTS
-from batchyard.store.turns.order import in_flow, is_background, is_small_rest, urgency
+from batchyard.store.turns.order import in_queue, is_background, is_small_rest, urgency
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sqlalchemy import ColumnElement, Select
 
-    from batchyard.schedule.turns import Beside, Standing
+    from batchyard.schedule.turns import Beside, QueueEntry
 
 _MOST_CANDIDATES: Final = 16
 """The most batches that may run beside another one: a batch behind so many has time."""
@@ -90,19 +90,19 @@ def batches_to_run(
         statement = statement.where(or_(is_small_rest(), is_background()))
     if beside.keeps_background_out:
         statement = statement.where(~is_background())
-    for flow in sorted(beside.flows):
-        statement = statement.where(~in_flow(flow))
+    for queue_key in sorted(beside.queue_keys):
+        statement = statement.where(~in_queue(queue_key))
     return statement
 
 
 def batches_like(
-    model: str, host: Standing, without: Collection[str], *, with_expired: bool = True
+    model: str, host: QueueEntry, without: Collection[str], *, with_expired: bool = True
 ) -> Select[Any]:
     """The first batches in order of the host's flow, class and priority that have roots."""
     statement = batches_with_free_chunks(model, None, without, with_expired=with_expired)
     statement = statement.with_only_columns(BATCHES.c.id)
     return statement.where(
-        in_flow(host.flow),
+        in_queue(host.queue_key),
         urgency() == host.urgency,
         BATCHES.c.priority == host.priority,
         BATCHES.c.id.in_(select(BATCH_ROOTS.c.batch_id)),

@@ -15,8 +15,8 @@ from batchyard.schedule.turns import (
     SMALL_REQUESTS,
     SMALL_SHARE,
     URGENCY_SECONDS,
-    Flow,
-    Standing,
+    QueueEntry,
+    QueueKey,
 )
 from batchyard.store.tables.batch import BATCHES, IS_PARENT
 from batchyard.store.tables.chunk import CHUNKS, IS_OPEN, UNANSWERED
@@ -62,19 +62,19 @@ def is_small_rest() -> ColumnElement[bool]:
     return left.correlate(BATCHES).scalar_subquery() <= SMALL_REQUESTS
 
 
-def in_flow(flow: Flow) -> ColumnElement[bool]:
+def in_queue(queue_key: QueueKey) -> ColumnElement[bool]:
     """Whether the batch shares its turns in an engine with those of this flow."""
     small, background = is_small_rest(), is_background()
     return and_(
-        BATCHES.c.tenant == flow.tenant,
-        small if flow.is_small else ~small,
-        background if flow.is_background else ~background,
+        BATCHES.c.tenant == queue_key.tenant,
+        small if queue_key.is_small else ~small,
+        background if queue_key.is_background else ~background,
     )
 
 
-async def read_standings(
+async def read_queue_entries(
     connection: AsyncConnection, batch_ids: Collection[str], is_small: ColumnElement[bool]
-) -> dict[str, Standing]:
+) -> dict[str, QueueEntry]:
     """What the order goes by, of each of these batches; unknown ids are left out."""
     statement = select(
         BATCHES.c.id,
@@ -88,7 +88,7 @@ async def read_standings(
         IS_PARENT.label("is_parent"),
     ).where(BATCHES.c.id.in_(sorted(batch_ids)))
     return {
-        row.id: Standing(
+        row.id: QueueEntry(
             batch_id=row.id,
             tenant=row.tenant,
             urgency=row.urgency,

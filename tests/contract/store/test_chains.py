@@ -209,4 +209,4 @@ async def test_chains_are_left_to_others_by_those_that_have_enough(store: Store)
     assert [each.batch_id for each in first] == [plain.id]
     others = await store.batch_leases.claim(owner="me", lease_seconds=60, limit=5)
     assert [each.batch_id for each in others] == [chain.id]
-    assert (await store.batch_leases.standings([chain.id]))[chain.id].is_parent
+    assert (await store.batch_leases.entries([chain.id]))[chain.id].is_parent

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.schedule.turns import SMALL_REQUESTS, Beside, Flow
+from batchyard.schedule.turns import SMALL_REQUESTS, Beside, QueueKey
 from tests.contract.store.samples import MODEL, OVERDUE, USAGE, begun_batch, rewrite
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ async def test_background_batches_are_claimed_only_beside_themselves(store: Stor
 
     assert await claimed(Beside(keeps_background_out=True)) == []
     # A large batch that runs is no reason, nor is one of the same tenant and size.
-    assert await claimed(Beside(frozenset({Flow("a", is_small=True)}))) == [small.id]
-    own = Flow("a", is_small=True, is_background=True)
+    assert await claimed(Beside(frozenset({QueueKey("a", is_small=True)}))) == [small.id]
+    own = QueueKey("a", is_small=True, is_background=True)
     assert await claimed(Beside(frozenset({own}))) == [large.id]
     normal = await begun_batch(store, tenant="a")
     assert await claimed(Beside(frozenset({own}), keeps_background_out=True)) == [normal.id]

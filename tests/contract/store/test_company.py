@@ -37,8 +37,8 @@ async def begun(
 
 
 async def company(store: Store, batch_id: str, *without: str) -> str | None:
-    standing = await store.chunks.standing(batch_id)
-    return await store.chunks.joinable(MODEL, [standing], without={batch_id, *without})
+    entry = await store.chunks.entry(batch_id)
+    return await store.chunks.joinable(MODEL, [entry], without={batch_id, *without})
 
 
 async def claim(store: Store, owner: str = "a", **options: Any) -> ChunkLease:
@@ -50,8 +50,8 @@ async def claim(store: Store, owner: str = "a", **options: Any) -> ChunkLease:
 
 async def test_the_roots_of_a_batch_are_as_they_were_recorded(store: Store) -> None:
     one, other = await begun(store), await begun(store, Roots())
-    assert (await store.chunks.standing(one)).roots == ALIKE
-    assert (await store.chunks.standing(other)).roots is None
+    assert (await store.chunks.entry(one)).roots == ALIKE
+    assert (await store.chunks.entry(other)).roots is None
 
 
 async def test_a_batch_that_begins_alike_is_company(store: Store) -> None:
@@ -111,10 +111,10 @@ async def test_a_batch_whose_lease_has_run_out_may_be_left_out(store: Store) -> 
     await store.chunks.claim(
         model=MODEL, owner="b", lease_seconds=NOW_OVER, batch_id=other, limit=80
     )
-    standing = await store.chunks.standing(one)
+    entry = await store.chunks.entry(one)
     for with_expired, found in [(True, other), (False, None)]:
         joinable = await store.chunks.joinable(
-            MODEL, [standing], without={one}, with_expired=with_expired
+            MODEL, [entry], without={one}, with_expired=with_expired
         )
         assert joinable == found
 
@@ -193,6 +193,6 @@ async def test_no_chunk_of_any_batch_starves(store: Store, runners: int) -> None
 async def test_a_deadline_that_comes_near_goes_before_what_is_warm(store: Store) -> None:
     await begun(store)
     urgent = await begun(store, OTHERS)
-    standing = await store.chunks.standing(urgent)
-    await rewrite(store, urgent, expires_at=int(standing.created_at) + HOUR // 2)
+    entry = await store.chunks.entry(urgent)
+    await rewrite(store, urgent, expires_at=int(entry.created_at) + HOUR // 2)
     assert (await claim(store, hosts=[Host(ALIKE, record=0)])).batch_id == urgent

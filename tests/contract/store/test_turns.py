@@ -9,7 +9,14 @@ import pytest
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import BatchStatus
-from batchyard.schedule.turns import SMALL_BYTES, SMALL_REQUESTS, Beside, Flow, Standing, Turns
+from batchyard.schedule.turns import (
+    SMALL_BYTES,
+    SMALL_REQUESTS,
+    Beside,
+    QueueEntry,
+    QueueKey,
+    Turns,
+)
 from batchyard.store import NewFile
 from batchyard.wire import new_file_id
 from tests.contract.store.samples import (
@@ -51,17 +58,17 @@ async def large(store: Store, **changes: object) -> BatchRecord:
     return await created(store, size_bytes=SMALL_BYTES + 1, **changes)
 
 
-def in_turns(standings: dict[str, Standing]) -> list[str]:
+def in_turns(entries: dict[str, QueueEntry]) -> list[str]:
     """The order in which a process takes up batches that all wait for a place."""
     turns = Turns(urgent_first=False)
-    for each in standings.values():
+    for each in entries.values():
         turns.join(each)
-    waiting, order = dict(standings), []
+    waiting, order = dict(entries), []
     while waiting:
-        standing = turns.next(waiting.values())
-        turns.charge(standing)
-        order.append(standing.batch_id)
-        del waiting[standing.batch_id]
+        entry = turns.next(waiting.values())
+        turns.charge(entry)
+        order.append(entry.batch_id)
+        del waiting[entry.batch_id]
     return order
 
 
@@ -84,12 +91,12 @@ async def test_a_claim_takes_batches_in_the_order_of_turns(store: Store, seed: i
         if rng.random() < 0.2:
             await begin(store, batch.id)
             await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
-    standings = await store.batch_leases.standings(everything)
-    wanted, got = in_turns(standings), await claim_batches(store, 30)
+    entries = await store.batch_leases.entries(everything)
+    wanted, got = in_turns(entries), await claim_batches(store, 30)
     assert len(got) == 30
     for tenant in "abc":
         own = [
-            [standings[each] for each in order if standings[each].tenant == tenant]
+            [entries[each] for each in order if entries[each].tenant == tenant]
             for order in (wanted, got)
         ]
         assert [each.rank for each in own[0]] == [each.rank for each in own[1]]
@@ -98,7 +105,7 @@ async def test_a_claim_takes_batches_in_the_order_of_turns(store: Store, seed: i
             assert ids[0] == ids[1]
         for end in range(30):
             counts = [
-                sum(standings[each].tenant == tenant for each in order[:end])
+                sum(entries[each].tenant == tenant for each in order[:end])
                 for order in (wanted, got)
             ]
             assert abs(counts[0] - counts[1]) <= 1
@@ -138,10 +145,10 @@ async def test_a_standing_says_what_a_batch_is_by_now(store: Store) -> None:
     run = await begun_batch(store)
     [lease] = await store.chunks.claim(model=MODEL, owner="r", lease_seconds=60, batch_id=run.id)
     await store.chunks.complete(lease, completed=10, failed=0, usage=USAGE)
-    found = await store.batch_leases.standings(
+    found = await store.batch_leases.entries(
         [each.id for each in (unknown, little, much, planned, long, run)]
     )
-    assert found[unknown.id] == Standing(
+    assert found[unknown.id] == QueueEntry(
         batch_id=unknown.id,
         tenant="t",
         urgency=0,
@@ -191,17 +198,18 @@ async def test_a_runner_asks_for_nothing_more_of_the_flows_that_it_has(store: St
     little = await begun_batch(store, chunks=2, tenant="a")
     much = await begun_batch(store, chunks=SMALL_REQUESTS, tenant="a")
     other = await begun_batch(store, chunks=SMALL_REQUESTS, tenant="b")
-    a_small, a_large = Flow("a", is_small=True), Flow("a", is_small=False)
+    a_small, a_large = QueueKey("a", is_small=True), QueueKey("a", is_small=False)
     # The tenant of the last turn waits for the other, so it is served last here.
     assert (
-        await claim_chunk(store, Beside(frozenset({a_small, Flow("b", is_small=False)}))) == much.id
+        await claim_chunk(store, Beside(frozenset({a_small, QueueKey("b", is_small=False)})))
+        == much.id
     )
     assert (
-        await claim_chunk(store, Beside(frozenset({a_large, Flow("b", is_small=False)})))
+        await claim_chunk(store, Beside(frozenset({a_large, QueueKey("b", is_small=False)})))
         == little.id
     )
     assert await claim_chunk(store, Beside(frozenset({a_small, a_large}))) == other.id
-    both = frozenset({a_small, a_large, Flow("b", is_small=False)})
+    both = frozenset({a_small, a_large, QueueKey("b", is_small=False)})
     assert await claim_chunk(store, Beside(both)) is None
 
 
@@ -215,4 +223,4 @@ async def test_a_runner_that_has_enough_large_batches_asks_for_small_ones(store:
 async def test_a_batch_that_is_gone_has_no_turn(store: Store) -> None:
     """A runner takes this for an error of the database, which does not end it."""
     with pytest.raises(RecordNotFound):
-        await store.chunks.standing("batch_0")
+        await store.chunks.entry("batch_0")

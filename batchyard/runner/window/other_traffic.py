@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 class Quiet(Protocol):
-    """A window of requests, as far as its company has to know it."""
+    """A window of requests, as far as others in its engine have to know it."""
 
     @property
     def needs_quiet(self) -> bool:
-        """Whether a request is to run without company, to show whether it crashes the engine."""
+        """Whether a request is to run alone, to show whether it crashes the engine."""
         ...
 
 
-class Company(Protocol):
+class OtherTraffic(Protocol):
     """Others that use the same engine through this process."""
 
     def join(self, window: Quiet) -> Gate:

@@ -39,7 +39,7 @@ POSTPONED_SECONDS = 30.0
 """How long a batch that this machine cannot run is left to other machines."""
 
 
-class Returns:
+class Releases:
     """Ends leases. What the database refuses is tried again by :meth:`catch_up`.
 
     ``is_shared``: the runner serves any batch, beside others, and its machine may be set up wrong.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class UserLocations:
     """Where the user keeps the input and wants the results. None: in the object store only.
 
     ``template``: the input is a dataset, and this makes a request of each row.
@@ -41,10 +41,10 @@ class Places:
         )
 
 
-async def places_of(services: Services, batch_id: str) -> Places:
+async def places_of(services: Services, batch_id: str) -> UserLocations:
     """Those of the batch's row, which were parsed when the batch was created."""
     wanted = await services.store.batch_places.locations(batch_id)
-    return Places(
+    return UserLocations(
         input=_place(wanted.input),
         output=_place(wanted.output),
         error=_place(wanted.error),
