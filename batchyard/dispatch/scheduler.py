@@ -98,7 +98,7 @@ class RunnerScheduler:
         if not self.is_acting:
             self._watches.clear()
             return ()
-        async with self._lease.kept():
+        async with self._lease.going_on():
             return await self._look()
 
     async def _look(self) -> Sequence[GivenUp]:

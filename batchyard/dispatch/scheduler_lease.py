@@ -38,7 +38,7 @@ class SchedulerLease:
         await self._store.leases.release(SCHEDULER_LEASE, self._owner)
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
+    async def going_on(self) -> AsyncIterator[None]:
         """Renew it while the block runs, until Prefect does not answer. It is released then."""
         self._is_cut_off = False
         async with renewing(self._renew, every_seconds=_LEASE_SECONDS / 3, what=SCHEDULER_LEASE):

@@ -129,7 +129,7 @@ class Runner:
                 self._progress.begin(batch.counts)
             stack.push_async_callback(self._inputs.close)
             # While the model loads the runner is heard of as well, and may be told to drain.
-            await stack.enter_async_context(self._held.kept())
+            await stack.enter_async_context(self._held.going_on())
             await stack.enter_async_context(beside(self._keep_looking(), name="look"))
             stack.push_async_callback(self._engine.stop)
             await self._start_engine()

@@ -85,7 +85,7 @@ class Serving:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.learning.going_on())
             if registration is not None:
-                await stack.enter_async_context(self._cache.watching())
+                await stack.enter_async_context(self._cache.going_on())
                 self.window.seats.prompt_cost.believed = await registration.prompt_weight()
             yield
 

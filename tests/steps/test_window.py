@@ -473,7 +473,7 @@ async def test_whatever_happens_no_slot_is_lost_and_nobody_else_misses_a_line(se
 
         assert window._slots._value == window.size
         assert (window.crashes._suspects, window.crashes.limit) == (0, window.size)
-        left = [window._queue, window._in_flight, window.backlog._pausing, window._departures]
+        left = [window._queue, window._in_flight, window.backlog._pausing, window._withdrawals]
         assert not any(left)
 
 

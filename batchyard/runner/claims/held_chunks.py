@@ -52,7 +52,7 @@ class HeldChunks:
         self._releases = releases
 
     @contextlib.asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
+    async def going_on(self) -> AsyncIterator[None]:
         """Renew what is held while the block runs; give it back at the end."""
         watch = self.standstill.watch(self._look_after_standstill)
         try:

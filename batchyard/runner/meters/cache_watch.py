@@ -27,7 +27,7 @@ class CacheWatch:
         """The share in use when it was last asked; None: it gave no answer, or has none."""
 
     @asynccontextmanager
-    async def watching(self) -> AsyncIterator[Self]:
+    async def going_on(self) -> AsyncIterator[Self]:
         """Ask while the block runs. An engine that does not answer disturbs nothing."""
         async with every(lambda: intervals.CACHE_SECONDS, self._ask, name="cache watch"):
             yield self

@@ -65,7 +65,6 @@ from batchyard.runner.meters.seats import Seats
 from batchyard.runner.window.backlog import Backlog
 from batchyard.runner.window.counts import RunnerCounts
 from batchyard.runner.window.crashes import Crashes
-from batchyard.runner.window.departures import Departures
 from batchyard.runner.window.engine_stream import EngineStream, State
 from batchyard.runner.window.gates import closed_gate
 from batchyard.runner.window.missing_endpoints import missing_endpoints, routes_of
@@ -73,6 +72,7 @@ from batchyard.runner.window.refusals import Refusals
 from batchyard.runner.window.retry_policy import RetryPolicy
 from batchyard.runner.window.room import WindowRoom
 from batchyard.runner.window.verdict import given_up, is_retriable, result_of
+from batchyard.runner.window.withdrawals import Withdrawals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
@@ -137,7 +137,7 @@ class Window:
         """The backlog's queue, which is used for each request."""
         self._tags = itertools.count(1)
         self._aborts: deque[int] = deque()
-        self._departures = Departures()
+        self._withdrawals = Withdrawals()
         self._feed_ready = asyncio.Event()
         # What closes the gates of the window.
         self.may_send = may_send
@@ -186,7 +186,7 @@ class Window:
             # For the next one that waits: it is told as well.
             self._slots.release()
         self.check()
-        if request.owner in self._departures:
+        if request.owner in self._withdrawals:
             self._slots.release()
             self.room.files.give_back(request.file_bytes)
         elif self.serves(request.url):
@@ -245,7 +245,7 @@ class Window:
         if abort:
             self._aborts.extend(tags)
             self._feed_ready.set()
-        await self._departures.until_gone(owner, len(tags))
+        await self._withdrawals.until_gone(owner, len(tags))
 
     # -- what it says of itself -------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Window:
         """Nothing more is sent or answered."""
         self.backlog.end()
         self.refusals.end()
-        self._departures.end()
+        self._withdrawals.end()
         if with_error:
             # Submitters wait for slots that would never become free. Each passes this one on: there
             # may be a billion slots, if an operator has said so.
@@ -369,7 +369,7 @@ class Window:
         self.crashes.clear(request)
         is_attempt = is_aborted or self.refusals.answered(request, answer)
         request.attempts += is_attempt
-        is_departing = request.owner in self._departures
+        is_departing = request.owner in self._withdrawals
         if is_aborted and is_departing:
             self._leave(request)
         elif not is_retriable(answer) or request.attempts >= self._retry.attempts:
@@ -414,7 +414,7 @@ class Window:
         is_one_to_blame = not isinstance(error, EngineNotReached)
         again = []
         for request in in_flight:
-            if request.owner in self._departures:
+            if request.owner in self._withdrawals:
                 self._leave(request)
                 continue
             # Those that were withdrawn were in the engine as well.
@@ -438,5 +438,5 @@ class Window:
             self.withdrawn += 1
         else:
             request.hand_over(result)
-        if request.owner in self._departures:
-            self._departures.left(request.owner)
+        if request.owner in self._withdrawals:
+            self._withdrawals.left(request.owner)
