@@ -74,7 +74,7 @@ def lines_at(runner: Runner) -> dict[str, float]:
     return runner.figures().parts[LINES_WAITING.name]
 
 
-async def until_at(runner: Runner, *which: Gate) -> None:
+async def until_at(runner: Runner, *which: Gate[Any]) -> None:
     async def are_there() -> bool:
         return all(lines_at(runner)[gate.name] for gate in which)
 
@@ -126,7 +126,7 @@ def is_used_by_others(yard: Yard, _: pytest.MonkeyPatch) -> None:
 async def test_a_batch_says_which_gate_holds_its_lines(
     yard: Yard,
     monkeypatch: pytest.MonkeyPatch,
-    gate: Gate,
+    gate: Gate[Any],
     prepare: Callable[[Yard, pytest.MonkeyPatch], None],
     line: dict[str, Any],
 ) -> None:

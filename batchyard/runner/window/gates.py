@@ -13,7 +13,7 @@ What waits for less than a second, as lines that are read from the disk do, has 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from batchyard.services.story.wait_words import TOO_SLOW
 
@@ -119,65 +119,63 @@ class ChunkState(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkGate:
-    """A condition for the lines of one chunk. ``words``: why its batch waits there."""
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Gate(Generic[S]):
+    """A condition for the lines of one chunk, or for all requests that have a slot of the window.
+
+    ``words``: why a batch waits there.
+    """
 
     name: str
     words: str
-    is_closed: Callable[[ChunkState], bool]
+    is_open: Callable[[S], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class WindowGate:
-    """A condition for all requests that have a slot. ``words``: why batches wait there."""
-
-    name: str
-    words: str
-    is_open: Callable[[WindowState], bool]
-
-
-Gate = ChunkGate | WindowGate
+ChunkGate = Gate[ChunkState]
+WindowGate = Gate[WindowState]
 
 INPUT: Final = ChunkGate(
     "input",
     "its input and its plan are being read",
-    lambda chunk: not chunk.is_prepared,
+    lambda chunk: chunk.is_prepared,
 )
 GROUP: Final = ChunkGate(
     "group",
     "the process that ran it ended unexpectedly, so its lines run again in small groups",
-    lambda chunk: chunk.awaits_group,
+    lambda chunk: not chunk.awaits_group,
 )
 STORAGE: Final = ChunkGate(
     "storage",
     TOO_SLOW,
-    lambda chunk: chunk.is_held_up,
+    lambda chunk: not chunk.is_held_up,
 )
 FILES: Final = ChunkGate(
     "files",
     "the files that its lines name are being fetched",
-    lambda chunk: chunk.awaits_files,
+    lambda chunk: not chunk.awaits_files,
 )
 ROOM: Final = ChunkGate(
     "room",
     "its next line is large and waits until other large lines have left the engine",
-    lambda chunk: chunk.admission.lacks_room,
+    lambda chunk: not chunk.admission.lacks_room,
 )
 TURN: Final = ChunkGate(
     "turn",
     "other batches of its model go first",
-    lambda chunk: chunk.admission.lacks_turn,
+    lambda chunk: not chunk.admission.lacks_turn,
 )
 SLOT: Final = ChunkGate(
     "slot",
     "the engine is busy with lines of other batches",
-    lambda chunk: chunk.window.is_full and chunk.admission.is_submitting,
+    lambda chunk: not (chunk.window.is_full and chunk.admission.is_submitting),
 )
 RETRY: Final = ChunkGate(
     "retry",
     "its lines had errors that may pass, and are tried again after a pause",
-    lambda chunk: chunk.window.backlog.has_only_pausing(chunk.key),
+    lambda chunk: not chunk.window.backlog.has_only_pausing(chunk.key),
 )
 ENGINE: Final = WindowGate(
     "engine",
@@ -209,7 +207,7 @@ BEFORE_WINDOW: Final = (INPUT, GROUP, STORAGE, FILES, ROOM, TURN, SLOT)
 """A line of a chunk passes them one after the other, and has a slot of the window then."""
 BEFORE_ENGINE: Final = (ENGINE, STANDSTILL, SHARED, REFUSALS, CRASHES)
 """A request that has a slot is sent as soon as all of them are open at the same moment."""
-GATES: Final = (*BEFORE_WINDOW, RETRY, *BEFORE_ENGINE)
+GATES: Final[tuple[Gate[Any], ...]] = (*BEFORE_WINDOW, RETRY, *BEFORE_ENGINE)
 
 
 def closed_gate(window: WindowState) -> WindowGate | None:
@@ -221,14 +219,14 @@ def closed_gate(window: WindowState) -> WindowGate | None:
     return None
 
 
-def gate_of(chunk: ChunkState) -> Gate | None:
+def gate_of(chunk: ChunkState) -> ChunkGate | WindowGate | None:
     """The gate that holds the chunk; None: some of its lines are in the engine, or none waits."""
     window = chunk.window
     if window.has_in_flight(chunk.key):
         return None
     if window.backlog.waiting and (closed := closed_gate(window)) is not None:
         return closed
-    return RETRY if RETRY.is_closed(chunk) else _gate_before_window(chunk)
+    return _gate_before_window(chunk) if RETRY.is_open(chunk) else RETRY
 
 
 def lines_waiting(window: WindowState, chunks: Iterable[ChunkState]) -> dict[str, int]:
@@ -247,4 +245,4 @@ def _gate_before_window(chunk: ChunkState) -> ChunkGate | None:
     """Where the first line of the chunk waits that has no slot; None: nowhere."""
     if not chunk.without_slot:
         return None
-    return next((gate for gate in reversed(BEFORE_WINDOW) if gate.is_closed(chunk)), None)
+    return next((gate for gate in reversed(BEFORE_WINDOW) if not gate.is_open(chunk)), None)
