@@ -21,6 +21,8 @@ import sys
 LENGTH_BYTES = 4
 
 _HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = 64
+"""Most signals whose arrival is read at once."""
 _LOST = 1
 """The exit code where the one of the forked process is not known: Prefect then records a crash."""
 
@@ -40,8 +42,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_HANDED_ON, stop))
     try:
         pid, process = _ask(server)
-        _hand_on_signals(pid, process, stop)
-        code = _result(server, process)
+        woken = _hand_on_signals(pid, process, stop)
+        code = _result(server, process, woken)
     except OSError as error:
         sys.stderr.write(f"The flow run was not started: {error}\n")
         code = _LOST
@@ -77,7 +79,12 @@ def _ask(server: socket.socket) -> tuple[int, int]:
     return int.from_bytes(answer, "big"), descriptors[0]
 
 
-def _hand_on_signals(pid: int, process: int, stop: int) -> None:
+def _hand_on_signals(pid: int, process: int, stop: int) -> int:
+    """Returns a file descriptor that can be read as soon as a signal has come."""
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+
     def hand_on(number: int, _: object) -> None:
         if number == stop and not catches(pid, stop):
             number = signal.SIGTERM
@@ -87,16 +94,25 @@ def _hand_on_signals(pid: int, process: int, stop: int) -> None:
     for number in (*_HANDED_ON, stop):
         signal.signal(number, hand_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_HANDED_ON, stop))
+    return woken
 
 
-def _result(server: socket.socket, process: int) -> int:
+def _result(server: socket.socket, process: int, woken: int) -> int:
     """The exit code of the forked process, negative for a signal."""
+    _until_readable(server.fileno(), woken)
     answer = server.recv(LENGTH_BYTES)
     if len(answer) == LENGTH_BYTES:
         return int.from_bytes(answer, "big", signed=True)
     # The server was killed. The flow run goes on; only its parent could have got its exit code.
-    select.select([process], [], [])
+    _until_readable(process, woken)
     return _LOST
+
+
+def _until_readable(descriptor: int, woken: int) -> None:
+    # Python runs a signal's handler between two of its instructions. A signal that comes just
+    # before a call that waits would be handed on after that call, if nothing ended it.
+    while descriptor not in select.select([descriptor, woken], [], [])[0]:
+        os.read(woken, _SIGNALS)
 
 
 def _end_as(code: int) -> None:
