@@ -211,7 +211,7 @@ def test_a_client_that_leaves_a_part_in_the_middle_leaves_nothing(api: Api) -> N
 
 
 def test_a_client_that_trickles_is_cut_off(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "PACE", body.LeastSpeed(window_seconds=0.5, least_bytes=1000))
+    monkeypatch.setattr(body, "LEAST_SPEED", body.LeastSpeed(window_seconds=0.5, least_bytes=1000))
     monkeypatch.setattr(body, "_LINGER_SECONDS", 0.2)
     head = api.head("POST", "/files", FORM, "Content-Length: 500000")
     with socket.create_connection(("127.0.0.1", api.port), timeout=10) as connection:
