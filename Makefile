@@ -38,7 +38,7 @@ demo: setup ## three small batches through the whole product, on real vLLM
 test: setup ## the tests, side by side, but for those of test-deployed
 	.venv/bin/pytest -n auto -m "not slow and not containers and not deployed" $(ARGS)
 
-test-deployed: setup ## those with real engines, deployed servers and several machines
+test-deployed: setup ## those of whole commands, real engines, deployed servers, machines, browsers
 	.venv/bin/pytest -n auto -m "deployed and not slow and not containers" $(ARGS)
 
 test-quick: setup ## those that start no server, in less than a minute

@@ -46,16 +46,29 @@ GROUPS = {
 }
 """By the beginning of a file's path: which other files its tests stay together with."""
 
-DEPLOYED = {
-    "deploy",
-    "deployed",
-    "engine",
-    "faults of the deployed",
-    "fleet",
-    "machines",
-    "up",
-}
-"""The groups of `make test-deployed`: they start engines, servers with workers, or machines."""
+DEPLOYED = (
+    "tests/api/test_beside_prefect",
+    "tests/api/test_postgres_and_s3",
+    "tests/benchmarks/",
+    "tests/cli/",
+    "tests/contract/engine/",
+    "tests/contract/storage/",
+    "tests/contract/store/test_many",
+    "tests/deploy/",
+    "tests/deployed/",
+    "tests/faults/",
+    "tests/fleet/",
+    "tests/flows/",
+    "tests/machines/",
+    "tests/page/test_page",
+    "tests/test_read_the_results",
+    "tests/test_readme",
+    "tests/test_wheel",
+    "tests/up/",
+)
+"""What the paths of the tests of `make test-deployed` begin with. They start whole commands, servers
+with workers, engines, machines or browsers, which takes as long as all other tests together. Those
+that are marked ``vllm`` belong to it as well, wherever they are."""
 
 HEAVY = (
     "engine",
@@ -136,7 +149,7 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests of `make test-deployed`."""
-    if _group(item.nodeid, is_alone=False) in DEPLOYED:
+    if item.nodeid.startswith(DEPLOYED) or item.get_closest_marker("vllm"):
         item.add_marker("deployed")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.side_by_side import ALONE, GROUPS, HEAVY
+from tests.side_by_side import ALONE, DEPLOYED, GROUPS, HEAVY
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = "from tests.side_by_side import *\n"
@@ -100,7 +100,7 @@ def test_two_tests_with_one_id_are_an_error(tmp_path: Path) -> None:
     assert "passed" not in done.stdout
 
 
-@pytest.mark.parametrize("start", sorted({*GROUPS, *HEAVY} - set(GROUPS.values()) - {ALONE}))
+@pytest.mark.parametrize("start", sorted({*GROUPS, *HEAVY, *DEPLOYED} - set(GROUPS.values()) - {ALONE}))
 def test_what_is_named_is_there(start: str) -> None:
     """A file that is renamed takes its place in the order with it."""
     folder, _, name = start.rpartition("/")
