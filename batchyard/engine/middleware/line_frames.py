@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 PATH: Final = "/batchyard/stream"
 TIMEOUT_HEADER: Final = "x-batchyard-timeout-seconds"
 
+SERVER_HEADER: Final = "x-batchyard-server"
+"""Of the answer: which of the engine's API servers has the stream, as the id of its process."""
+
 TIMED_OUT: Final = 0
 """The request outlasted its time and was aborted."""
 ENGINE_DEAD: Final = 1

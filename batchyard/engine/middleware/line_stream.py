@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -81,7 +82,10 @@ class _Stream:
 
     async def run(self) -> None:
         # The answer begins at once: the client reads answers while it still sends requests.
-        headers = [(b"content-type", b"application/octet-stream")]
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (line_frames.SERVER_HEADER.encode(), b"%d" % os.getpid()),
+        ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         reader = asyncio.create_task(self._read())
         writer = asyncio.create_task(self._write())

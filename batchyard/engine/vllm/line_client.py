@@ -41,9 +41,11 @@ async def stream_lines(
     *,
     timeout_seconds: float,
     headers: Mapping[str, str],
+    on_open: Callable[[str], None] = lambda _: None,
 ) -> AsyncGenerator[EngineAnswer, None]:
     """Send ``requests`` as they come and yield the answers as they finish.
 
+    ``on_open`` gets the name of the server that answers, before the first answer.
     Raises :class:`~batchyard.errors.EngineLost` when the connection breaks, the engine says
     that it is dead or falls silent; whatever ``requests`` raises is raised here. Closing the
     iterator closes the connection, on which the engine aborts what is in flight.
@@ -60,6 +62,7 @@ async def stream_lines(
             if response.status != 200:
                 raise EngineLost(f"the engine refused the line stream: HTTP {response.status}")
             outgoing.on_failure(response.close)
+            on_open(response.headers.get(line_frames.SERVER_HEADER, ""))
             async for data in response.content.iter_any():
                 for answer in answers.feed(data):
                     yield answer

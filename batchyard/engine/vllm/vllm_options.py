@@ -16,7 +16,7 @@ import subprocess
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -40,6 +40,17 @@ STRUCTURED_BACKEND = "xgrammar"
 """What makes answers of a schema. Of its own accord vLLM 0.32 takes, for the engine's life, the
 library that suits the first request, and then refuses with 500 what only another one has."""
 _STRUCTURED = "structured-outputs-config"
+_ONE_SERVER = (
+    "data-parallel-external-lb",
+    "data-parallel-hybrid-lb",
+    "data-parallel-multi-port-external-lb",
+    "data-parallel-rank",
+    "data-parallel-start-rank",
+    "enable-elastic-ep",
+)
+"""With each of them vLLM 0.32 has one API server, or decides by itself."""
+_CORES_OF_A_SERVER: Final = 4
+_MOST_SERVERS: Final = 4
 _MULTIPLIERS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
@@ -176,6 +187,38 @@ def chunks_prefill(model: str, options: EngineOptions) -> bool:
     is_pooling = any(options.value(name) in values for name, values in pooling.items())
     is_embedder = (Path(model) / "modules.json").exists()
     return not (is_pooling or is_embedder or "no-enable-chunked-prefill" in options)
+
+
+def api_servers(options: EngineOptions, environment: Mapping[str, str], cores: int) -> int:
+    """How many processes are to read requests and write answers for the one engine core.
+
+    The operator's ``--api-server-count``; else one for each four of the machine's ``cores``, and
+    four at most.
+    """
+    given = options.number("api-server-count")
+    if given is not None:
+        return max(1, given)
+    # vLLM refuses adapters that are loaded while it runs, with more than one.
+    changes_adapters = environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0") not in {"", "0"}
+    if changes_adapters or any(name in options for name in _ONE_SERVER):
+        return 1
+    return max(1, min(_MOST_SERVERS, cores // _CORES_OF_A_SERVER))
+
+
+def model_first(words: Sequence[str]) -> list[str]:
+    """The same options as the command ``vllm serve`` wants them: the model without its option."""
+    models: list[str] = []
+    others: list[str] = []
+    for word in words:
+        name, separator, value = word.partition("=")
+        if others[-1:] == ["--model"]:
+            others.pop()
+            models = [word]
+        elif name == "--model" and separator:
+            models = [value]
+        else:
+            others.append(word)
+    return [*models, *others]
 
 
 def added_options(

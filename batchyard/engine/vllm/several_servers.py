@@ -1,0 +1,133 @@
+"""One line stream over several API servers of one engine, which listen on one socket.
+
+The kernel gives each new connection to one of the servers. So connections are opened until each
+server has one, and each request goes to the server that has the fewest. All servers hand their
+requests to one engine core, in the order in which they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from batchyard.engine.base import Abort
+from batchyard.errors import EngineLost
+from batchyard.logs import event_logger
+from batchyard.processes.beside import beside
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+
+    from batchyard.engine.base import EngineAnswer, EngineRequest
+
+    Requests = AsyncIterable[EngineRequest | Abort]
+    OpenStream = Callable[..., AsyncGenerator[EngineAnswer, None]]
+
+log = event_logger(__name__)
+
+_TRIES: Final = 16
+"""Connections for each server that are opened to find one that has none yet."""
+
+
+async def stream_over(
+    open_stream: OpenStream, servers: int, requests: Requests
+) -> AsyncGenerator[EngineAnswer, None]:
+    """Send each request to one of the servers, and yield the answers of all as they finish.
+
+    ``open_stream`` is :func:`.line_client.stream_lines` with all but the requests and ``on_open``.
+    What one of its streams raises, or ``requests``, is raised here, and ends the others: vLLM 0.32
+    ends the whole engine if one of its servers has ended.
+    """
+    answers: asyncio.Queue[EngineAnswer | None] = asyncio.Queue()
+    async with contextlib.AsyncExitStack() as stack:
+        lanes = await _lanes(open_stream, servers, answers, stack)
+        feeding = await stack.enter_async_context(beside(_feed(lanes, requests), name="lanes"))
+        feeding.add_done_callback(lambda _: answers.put_nowait(None))
+        while True:
+            answer = await answers.get()
+            if answer is not None:
+                yield answer
+                continue
+            # Something has ended: the requests, or a lane.
+            if feeding.done():
+                feeding.result()
+            ended = [lane.reading for lane in lanes if lane.reading.done()]
+            for reading in ended:
+                reading.result()
+            if ended and not feeding.done():
+                raise EngineLost("one of the engine's servers closed its connection")
+            if len(ended) == len(lanes):
+                return
+
+
+async def _lanes(
+    open_stream: OpenStream,
+    servers: int,
+    answers: asyncio.Queue[EngineAnswer | None],
+    stack: contextlib.AsyncExitStack,
+) -> list[_Lane]:
+    found: dict[str, _Lane] = {}
+    for _ in range(_TRIES * servers):
+        lane = _Lane(answers)
+        async with contextlib.AsyncExitStack() as own:
+            lane.reading = await own.enter_async_context(
+                beside(lane.read(open_stream), name="lane")
+            )
+            server = await lane.opened()
+            if server not in found:
+                found[server] = lane
+                lane.reading.add_done_callback(lambda _: answers.put_nowait(None))
+                await stack.enter_async_context(own.pop_all())
+        if len(found) == servers:
+            break
+    else:
+        log.warning("engine.servers_missed", "the kernel gave them no connection", found=len(found))
+    return list(found.values())
+
+
+async def _feed(lanes: list[_Lane], requests: Requests) -> None:
+    async for request in requests:
+        if isinstance(request, Abort):
+            for lane in lanes:
+                if request.tag in lane.in_flight:
+                    lane.waiting.put_nowait(request)
+        else:
+            lane = min(lanes, key=lambda each: len(each.in_flight))
+            lane.in_flight.add(request.tag)
+            lane.waiting.put_nowait(request)
+    for lane in lanes:
+        lane.waiting.put_nowait(None)
+
+
+class _Lane:
+    """The stream of one server."""
+
+    reading: asyncio.Task[None]
+
+    def __init__(self, answers: asyncio.Queue[EngineAnswer | None]) -> None:
+        self.in_flight: set[int] = set()
+        """The tags of the requests that it has."""
+        self.waiting: asyncio.Queue[EngineRequest | Abort | None] = asyncio.Queue()
+        self._answers = answers
+        self._server: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def read(self, open_stream: OpenStream) -> None:
+        """Until its requests are over and answered. Raises what the stream does."""
+        stream = open_stream(self._requests(), on_open=self._server.set_result)
+        async with aclosing(stream):
+            async for answer in stream:
+                self.in_flight.discard(answer.tag)
+                self._answers.put_nowait(answer)
+
+    async def opened(self) -> str:
+        """The name of its server. Raises what the stream does if there is none."""
+        await asyncio.wait((self._server, self.reading), return_when=asyncio.FIRST_COMPLETED)
+        if not self._server.done():
+            self.reading.result()
+        return await self._server
+
+    async def _requests(self) -> AsyncIterator[EngineRequest | Abort]:
+        while (request := await self.waiting.get()) is not None:
+            yield request
