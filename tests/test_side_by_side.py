@@ -100,7 +100,9 @@ def test_two_tests_with_one_id_are_an_error(tmp_path: Path) -> None:
     assert "passed" not in done.stdout
 
 
-@pytest.mark.parametrize("start", sorted({*GROUPS, *HEAVY, *DEPLOYED} - set(GROUPS.values()) - {ALONE}))
+@pytest.mark.parametrize(
+    "start", sorted({*GROUPS, *HEAVY, *DEPLOYED} - set(GROUPS.values()) - {ALONE})
+)
 def test_what_is_named_is_there(start: str) -> None:
     """A file that is renamed takes its place in the order with it."""
     folder, _, name = start.rpartition("/")

@@ -203,6 +203,7 @@ async def test_lines_wait_for_the_group_before_them_after_crashes_of_processes(
 
     await yard.services.store.database.write(strike)
     async with serving(yard, batch_id) as runner:
+
         async def are_all_there() -> bool:
             in_flight = runner._window.in_flight
             return 0 < in_flight == LINES - lines_at(runner)[gates.GROUP.name]
