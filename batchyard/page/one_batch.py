@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 _MOST_DELIVERIES: Final = 50
 _CURL: Final = 'curl -H "Authorization: Bearer $OPENAI_API_KEY"'
+_SHOWN_ELSEWHERE: Final = {
+    *("Created", "Ended", "Duration", "Requests", "Failed with", "Tokens", "Model"),
+    *("Results", "Errors"),
+}
+"""The batch's facts that this page does not list, because another part of it has them."""
 _MOMENTS: Final = (
     ("created_at", "created"),
     ("in_progress_at", "planned, lines may run"),
@@ -137,19 +142,18 @@ def _facts(listed: ListedBatch) -> list[tuple[str, str]]:
     known = facts_of(batch.to_wire())
     tokens = token_words(listed.input_tokens, listed.cached_tokens, listed.output_tokens)
     estimate = f"about {compact(batch.token_estimate)} by the plan" if batch.token_estimate else ""
-    facts = [
-        ("Batch", batch.id),
-        ("Tenant", batch.tenant),
-        ("Endpoint", batch.endpoint),
-        ("Tokens", tokens or estimate),
-        ("Cost", cost_words(batch)),
-        ("Window", known["Window"]),
-        ("Retry of", batch.retry_of or ""),
-        ("Copies", known.get("Copies", "")),
-        ("Flow run", batch.flow_run_id or ""),
-        *(("Warning", each.message) for each in batch.warnings),
-    ]
-    return [(name, text) for name, text in facts if text]
+    facts = {
+        "Batch": batch.id,
+        "Tenant": batch.tenant,
+        "Endpoint": batch.endpoint,
+        "Tokens": tokens or estimate,
+        "Cost": cost_words(batch),
+        **{name: text for name, text in known.items() if name not in _SHOWN_ELSEWHERE},
+        "Retry of": batch.retry_of or "",
+        "Flow run": batch.flow_run_id or "",
+    }
+    warnings = [("Warning", each.message) for each in batch.warnings]
+    return [(name, text) for name, text in facts.items() if text] + warnings
 
 
 def _metadata(batch: BatchRecord) -> list[tuple[str, str]]:

@@ -87,9 +87,10 @@ async def test_lines_of_requests_that_were_not_run_stand_among_the_others(
 
 
 async def test_each_part_is_read_in_a_piece_of_each_run(
-    tmp_path: Path, small_runs: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every second line is an error, and the requests are finished in any order."""
+    monkeypatch.setattr(result_lines, "_RUN_BYTES", 16_000)
     reads = []
 
     def counted(descriptor: int, size: int, place: int) -> bytes:
@@ -110,6 +111,23 @@ async def test_each_part_is_read_in_a_piece_of_each_run(
     assert sum(reads) == sum(map(len, files))
     runs = sum(reads) // lines.run_bytes + 1
     assert len(reads) <= sum(map(len, parts)) * runs < 2000 / 4
+
+
+async def test_runs_grow_with_what_is_written_but_not_beyond_what_a_batch_of_its_size_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_lines, "_RUN_BYTES", 100)
+    monkeypatch.setattr(result_lines, "_FEW_RUNS", 4)
+    with ResultLines(tmp_path, 100) as lines:
+        sizes = []
+        for ordinal in range(100):
+            await lines.add_segment(entry(ordinal, "x" * 50))
+            sizes.append(lines.run_bytes)
+        assert await joined(lines, Outcome.OUTPUT) == b"".join(
+            line(n, "x" * 50) for n in range(100)
+        )
+    assert (sizes[0], sizes[-1]) == (100, 800)
+    assert sizes == sorted(sizes)
 
 
 async def test_a_file_that_was_cut_short_gives_no_wrong_line(

@@ -1,11 +1,13 @@
 """The result lines of one batch, put into the order of its requests by way of a local file.
 
 Lines come in the order in which they were finished. What is in memory is sorted and written to the
-file as one *run* of about eight mebibytes. A part of a result file is then a contiguous piece of
-each run, so a million lines are read back in a few thousand reads. With a read for each line there
-are as many turns with other threads, and beside one that computes each may take five milliseconds.
+file as one *run* of eight mebibytes. A part of a result file is then a contiguous piece of each
+run, so a million lines are read back in a few thousand reads. With a read for each line there are
+as many turns with other threads, and beside one that computes each may take five milliseconds.
 
-Memory is 13 bytes per request, and about three runs.
+Where a run's pieces begin is known from those before: a file is read from its beginning. Memory is
+seven bytes per request, and two runs. Those of large batches become larger, so that reads do not
+grow with the square of what there is to read.
 """
 
 from __future__ import annotations
@@ -33,8 +35,14 @@ if TYPE_CHECKING:
     _Ordinals = npt.NDArray[np.intp]
 
 _RUN_BYTES: Final = 8 * 1024**2
-"""And more for a large batch, eight bytes per request, so that reads stay few and large."""
+"""The least size of a run."""
+_MOST_RUN_BYTES: Final = 8
+"""The largest size of a run, bytes per request of the batch."""
+_FEW_RUNS: Final = 256
+"""What is written is so many runs as large as the next one, or fewer."""
 _PARTS_OF_A_RUN: Final = 4
+_WRITTEN_LINES: Final = 1024
+"""So many lines are joined and written together."""
 _LOOK_REQUESTS: Final = 65_536
 """So many requests are looked at together; each costs a few bytes meanwhile."""
 
@@ -51,14 +59,14 @@ class ResultLines:
         # One, because what several threads allocate in turns takes twice the memory.
         self._thread = ThreadPoolExecutor(1, "collect")
         self._end = 0
-        self.run_bytes = max(_RUN_BYTES, 8 * total)
-        """The size of a run, about."""
         self._waiting: list[bytes] = []
         """Lines that are in no run yet."""
         self._waiting_ordinals: list[npt.NDArray[np.uint32]] = []
         self._waiting_bytes = 0
-        self._places: npt.NDArray[np.uint64] = np.zeros(total, dtype=np.uint64)
-        """Where in the file the line of each request begins, once it is there."""
+        self._runs: npt.NDArray[np.uint16] = np.zeros(total, dtype=np.uint16)
+        """Which run has the line of each request, once it is written."""
+        self._begins: dict[Outcome, list[int]] = {outcome: [] for outcome in Outcome}
+        """Where in each run the lines of a result file begin."""
         self._lengths: npt.NDArray[np.uint32] = np.zeros(total, dtype=np.uint32)
         """In bytes; 0: the request has no line."""
         self._outcomes: npt.NDArray[np.uint8] = np.zeros(total, dtype=np.uint8)
@@ -74,6 +82,12 @@ class ResultLines:
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
         self._spool.close()
+
+    @property
+    def run_bytes(self) -> int:
+        """The size of the next run, about."""
+        grown = min(self._end // _FEW_RUNS, _MOST_RUN_BYTES * len(self._lengths))
+        return max(_RUN_BYTES, grown)
 
     async def add_segment(self, segment: bytes) -> bool:
         """Take a segment's lines. False: it is damaged, and what comes after that is left out."""
@@ -131,6 +145,7 @@ class ResultLines:
     def _parts(self, outcome: Outcome) -> Iterator[bytes]:
         self._write_run()
         part_bytes = self.run_bytes // _PARTS_OF_A_RUN
+        next_at = np.array(self._begins[outcome], dtype=np.int64)
         for first in range(0, len(self._lengths), _LOOK_REQUESTS):
             some = slice(first, first + _LOOK_REQUESTS)
             is_ours = (self._lengths[some] > 0) & (self._outcomes[some] == outcome)
@@ -139,7 +154,7 @@ class ResultLines:
             cuts = np.flatnonzero(np.diff(sizes // part_bytes)) + 1
             for part in np.split(ordinals, cuts):
                 if len(part):
-                    yield self._read(part)
+                    yield self._read(part, next_at)
 
     def _take_errors(self, ordinals: list[int], lines: list[bytes]) -> None:
         outcomes = np.full(len(ordinals), Outcome.ERROR, dtype=np.uint8)
@@ -166,33 +181,42 @@ class ResultLines:
         if not self._waiting:
             return
         ordinals = np.concatenate(self._waiting_ordinals)
-        order = np.lexsort((ordinals, self._outcomes[ordinals]))
-        ordinals = ordinals[order]
-        lengths = self._lengths[ordinals].astype(np.uint64)
-        self._places[ordinals] = self._end + np.cumsum(lengths) - lengths
-        waiting = self._waiting
-        self._spool.write(b"".join([waiting[each] for each in order.tolist()]))
-        self._end += self._waiting_bytes
+        waiting, size_bytes = self._waiting, self._waiting_bytes
         self._waiting, self._waiting_ordinals, self._waiting_bytes = [], [], 0
+        outcomes = self._outcomes[ordinals]
+        order = np.lexsort((ordinals, outcomes))
+        begin = self._end
+        for outcome in sorted(Outcome):
+            self._begins[outcome].append(begin)
+            begin += int(self._lengths[ordinals[outcomes == outcome]].sum(dtype=np.int64))
+        self._runs[ordinals] = len(self._begins[Outcome.OUTPUT]) - 1
+        for first in range(0, len(order), _WRITTEN_LINES):
+            some = order[first : first + _WRITTEN_LINES].tolist()
+            self._spool.write(b"".join([waiting[each] for each in some]))
+        self._end += size_bytes
         self._spool.flush()
 
-    def _read(self, ordinals: _Ordinals) -> bytes:
-        """The lines of these requests, in this order, with one read for each contiguous piece."""
-        order = np.argsort(self._places[ordinals])
-        places = self._places[ordinals][order].astype(np.int64)
+    def _read(self, ordinals: _Ordinals, next_at: npt.NDArray[np.int64]) -> bytes:
+        """The lines of these requests, in this order, with one read for each run.
+
+        They follow those that were read before. ``next_at``: where the next ones begin in each
+        run, which is moved on.
+        """
+        runs = self._runs[ordinals]
+        order = np.argsort(runs, kind="stable")
         lengths = self._lengths[ordinals][order].astype(np.int64)
-        starts = np.cumsum(lengths) - lengths
-        is_first = np.ones(len(places), dtype=bool)
-        is_first[1:] = places[1:] != places[:-1] + lengths[:-1]
+        is_first = np.diff(runs[order], prepend=-1) != 0
+        found = runs[order][is_first]
         sizes = np.add.reduceat(lengths, np.flatnonzero(is_first))
         data = b"".join(
             os.pread(self._spool.fileno(), size, place)
-            for size, place in zip(sizes.tolist(), places[is_first].tolist(), strict=True)
+            for size, place in zip(sizes.tolist(), next_at[found].tolist(), strict=True)
         )
-        if len(data) != lengths.sum():
+        if len(data) != sizes.sum():
             raise OSError("A temporary file became shorter.")
-        begins = np.empty_like(starts)
-        begins[order] = starts
+        next_at[found] += sizes
+        begins = np.empty_like(lengths)
+        begins[order] = np.cumsum(lengths) - lengths
         ends = begins + self._lengths[ordinals]
         return b"".join(
             [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
