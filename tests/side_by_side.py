@@ -66,9 +66,9 @@ DEPLOYED = (
     "tests/test_wheel",
     "tests/up/",
 )
-"""What the paths of the tests of `make test-deployed` begin with. They start whole commands, servers
-with workers, engines, machines or browsers, which takes as long as all other tests together. Those
-that are marked ``vllm`` belong to it as well, wherever they are."""
+"""What the paths of the tests of `make test-deployed` begin with: they start whole commands,
+servers with workers, engines, machines or browsers, which takes as long as all other tests
+together. Tests marked ``vllm`` belong to it as well, wherever they are."""
 
 HEAVY = (
     "engine",
