@@ -56,7 +56,7 @@ async def body_stream(
 ) -> AsyncGenerator[bytes]:
     """The body as it arrives.
 
-    Raises 415 for an encoded one, 408 for one that is slower than ``pace``, and
+    Raises 415 for an encoded one, 408 for one that is slower than ``least_speed``, and
     :class:`~starlette.requests.ClientDisconnect` when the client leaves in the middle.
     """
     least_speed = least_speed or LEAST_SPEED
