@@ -110,7 +110,7 @@ class ShareController:
         self._level_at = -math.inf
         self._settled_at = -math.inf
         allowed = 1.0 if objective is None else 1 - objective.quantile
-        self._first, self._inter = Budget(allowed), Budget(allowed)
+        self._first, self._inter = LatenessBudget(allowed), LatenessBudget(allowed)
         self.set_seats(seats, are_known=are_known)
 
     def set_seats(self, seats: int, *, are_known: bool = True) -> None:
@@ -298,7 +298,7 @@ HORIZON_SECONDS: Final = 30.0
 """An objective shall hold in each stretch of this length."""
 
 
-class Budget:
+class LatenessBudget:
     """``allowed``: the share that may be late."""
 
     def __init__(self, allowed: float) -> None:
