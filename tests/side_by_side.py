@@ -48,6 +48,7 @@ GROUPS = {
 
 DEPLOYED = (
     "tests/api/test_beside_prefect",
+    "tests/api/test_live",
     "tests/api/test_postgres_and_s3",
     "tests/benchmarks/",
     "tests/cli/",
@@ -60,15 +61,22 @@ DEPLOYED = (
     "tests/fleet/",
     "tests/flows/",
     "tests/machines/",
-    "tests/page/test_page",
+    "tests/migrations/",
+    "tests/page/",
+    "tests/steps/test_chains",
+    "tests/steps/test_datasets_of_tools",
+    "tests/steps/test_deep_validation",
+    "tests/steps/test_one_error_one_chunk",
+    "tests/test_mutations",
     "tests/test_read_the_results",
     "tests/test_readme",
+    "tests/test_side_by_side",
     "tests/test_wheel",
     "tests/up/",
 )
 """What the paths of the tests of `make test-deployed` begin with: they start whole commands,
-servers with workers, engines, machines or browsers, which takes as long as all other tests
-together. Tests marked ``vllm`` belong to it as well, wherever they are."""
+servers with workers, engines, machines or browsers, or take long. Tests with PostgreSQL and those
+marked ``vllm`` belong to it as well, wherever they are."""
 
 HEAVY = (
     "engine",
@@ -149,7 +157,8 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests of `make test-deployed`."""
-    if item.nodeid.startswith(DEPLOYED) or item.get_closest_marker("vllm"):
+    is_named = item.nodeid.startswith(DEPLOYED) or item.get_closest_marker("vllm")
+    if is_named or "postgres" in item.name.partition("[")[2].rstrip("]").split("-"):
         item.add_marker("deployed")
 
 

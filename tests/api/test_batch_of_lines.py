@@ -11,8 +11,8 @@ from starlette.requests import Request
 
 from batchyard.api.batches.batch_of_lines import accept_batch_of
 from batchyard.api.http import request_lines
-from batchyard.api.http.body import BodySlots
 from batchyard.errors import IdempotencyConflict, RequestRefused
+from batchyard.processes.tenant_turns import TenantTurns
 from batchyard.steps.create.create import BatchRequest
 from batchyard.store import IdempotencyKey
 from tests.api.conftest import LINE
@@ -128,8 +128,8 @@ def test_an_idempotency_key_covers_the_lines(api: Api) -> None:
 async def test_while_a_tenants_large_bodies_are_read_its_others_wait_and_nobody_elses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    places = BodySlots(1)
-    monkeypatch.setattr(request_lines, "_PLACES", places)
+    turns = TenantTurns(None, of_each=1)
+    monkeypatch.setattr(request_lines, "_BODIES", turns)
 
     def reading(tenant: str) -> asyncio.Task[dict[str, Any]]:
         async def receive() -> Message:
@@ -138,7 +138,7 @@ async def test_while_a_tenants_large_bodies_are_read_its_others_wait_and_nobody_
         request = Request({"type": "http", "headers": []}, receive)
         return asyncio.create_task(request_lines.read_json_with_lines(request, tenant, 9))
 
-    async with places.of("one"):
+    async with turns.turn("one"):
         waiting = reading("one")
         assert "requests" in await reading("other")
         assert not waiting.done()

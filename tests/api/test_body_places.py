@@ -11,10 +11,10 @@ import pytest
 from starlette.requests import Request
 
 from batchyard.api.http.auth import Caller
-from batchyard.api.http.body import BodySlots
 from batchyard.api.live import responses
 from batchyard.api.messages import message_requests
 from batchyard.errors import RequestRefused
+from batchyard.processes.tenant_turns import TenantTurns
 
 if TYPE_CHECKING:
     from starlette.types import Message
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 async def test_while_a_tenants_message_batches_are_received_its_others_wait_and_nobody_elses(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = BodySlots(1)
-    monkeypatch.setattr(message_requests, "_PLACES", places)
+    turns = TenantTurns(None, of_each=1)
+    monkeypatch.setattr(message_requests, "_BODIES", turns)
 
     asked: list[str] = []
 
@@ -40,7 +40,7 @@ async def test_while_a_tenants_message_batches_are_received_its_others_wait_and_
         async with message_requests.read_lines(request, services, tenant) as lines:
             return lines.count
 
-    async with places.of("one"):
+    async with turns.turn("one"):
         waiting = asyncio.create_task(count("one"))
         assert await count("other") == 1
         assert asked == ["other"]
@@ -51,12 +51,12 @@ async def test_a_response_has_its_place_until_it_is_accepted(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is made of a body needs more memory than its bytes."""
-    places = BodySlots(1)
-    monkeypatch.setattr(responses, "_PLACES", places)
+    turns = TenantTurns(None, of_each=1)
+    monkeypatch.setattr(responses, "_BODIES", turns)
     was_held = []
 
     async def accept(*_: Any) -> NoReturn:
-        was_held.append(places.of("one").locked())
+        was_held.append(await is_held(turns))
         raise RequestRefused("no", param=None, code="invalid_value")
 
     monkeypatch.setattr(responses, "accept_response", accept)
@@ -70,3 +70,12 @@ async def test_a_response_has_its_place_until_it_is_accepted(
     with pytest.raises(RequestRefused):
         await responses.create_response(request, caller)
     assert was_held == [True]
+
+
+async def is_held(turns: TenantTurns) -> bool:
+    """Whether the tenant has all the turns that it may have."""
+    try:
+        async with asyncio.timeout(0.01), turns.turn("one"):
+            return False
+    except TimeoutError:
+        return True

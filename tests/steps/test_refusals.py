@@ -11,6 +11,7 @@ import itertools
 import json
 import time
 from email.utils import formatdate
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -333,6 +334,31 @@ async def test_two_bad_lines_at_the_end_of_a_batch_fail_too() -> None:
         await lines.submit("bad 1", "bad 2", *(f"line {n}" for n in range(200)))
         await lines.has(202)
         assert lines.statuses().count(502) == 2
+
+
+async def test_what_was_sent_between_two_refusals_of_a_line_counts_when_it_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer may take longer than the pauses of the line, which is refused many times then."""
+    now = 1.0
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
+    monkeypatch.setattr(refusals, "time", clock)
+    gate = refusals.Refusals(8, FAST, in_flight=lambda: 0, others=lambda: (), on_open=lambda: None)
+    line, other = (
+        WindowRequest(n, "x", "/v1/chat/completions", b"", lambda *_: None, owner="a")
+        for n in range(2)
+    )
+    refused, served = EngineAnswer(1, 502, b""), EngineAnswer(2, 200, b"{}")
+    assert not gate.answered(line, refused), "the first refusal shows nothing"
+    other.sent_at = 2.0
+    line.sent_at, now = 3.0, 4.0
+    assert not gate.answered(line, refused), "the other one is still being served"
+    gate.answered(other, served)
+    line.sent_at, now = 5.0, 6.0
+    assert gate.answered(line, refused)
+    line.sent_at, now = 7.0, 8.0
+    assert not gate.answered(line, EngineAnswer(1, 429, b"")), "it counts once"
+    gate.end()
 
 
 async def test_a_line_is_not_to_blame_while_the_server_refuses_what_it_takes_later() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infra.images.s3.swift_config import KINDS, write_configuration
 from tests.patience import PATIENCE
 from tests.services.ports import free_port
 
@@ -68,3 +69,13 @@ def test_a_container_whose_server_does_not_answer_is_not_healthy() -> None:
 
 def test_the_bucket_is_made_without_a_proxy(port: int) -> None:
     assert ended_with("-c", MAKE_BUCKET.format(port=port), cwd=IMAGES / "s3") == 0
+
+
+def test_whoever_writes_swifts_configuration_keeps_its_own_http_server(tmp_path: Path) -> None:
+    """Swift imports eventlet, which replaces it."""
+    ports = dict(zip(KINDS, range(6000, 6004), strict=True))
+    write_configuration(
+        tmp_path, ports, devices=tmp_path / "devices", login="a:u", secret="s", region="r"
+    )
+    assert (tmp_path / "object.ring.gz").is_file()
+    assert "eventlet" not in sys.modules

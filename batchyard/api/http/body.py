@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.datastructures import MutableHeaders
@@ -56,7 +55,7 @@ async def body_stream(
 ) -> AsyncGenerator[bytes]:
     """The body as it arrives.
 
-    Raises 415 for an encoded one, 408 for one that is slower than ``pace``, and
+    Raises 415 for an encoded one, 408 for one that is slower than ``least_speed``, and
     :class:`~starlette.requests.ClientDisconnect` when the client leaves in the middle.
     """
     least_speed = least_speed or LEAST_SPEED
@@ -110,21 +109,6 @@ async def read_within(
     except TimeoutError:
         raise _too_slow() from None
     return bytes(data)
-
-
-class BodySlots:
-    """How many large bodies of one tenant this process reads at once: the ``most``.
-
-    Others of the tenant wait meanwhile, so that none fills the memory that is everybody's.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._of_tenants: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    def of(self, tenant: str) -> asyncio.Semaphore:
-        """To be held while a body of the tenant is read."""
-        return self._of_tenants.setdefault(tenant, asyncio.Semaphore(self._most))
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

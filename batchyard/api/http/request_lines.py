@@ -14,7 +14,6 @@ import msgspec
 from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.body import (
     MAX_JSON_BYTES,
-    BodySlots,
     json_too_large,
     not_json,
     parse_object,
@@ -22,6 +21,7 @@ from batchyard.api.http.body import (
     refuse_depth,
 )
 from batchyard.lines.framing import joined
+from batchyard.processes.tenant_turns import TenantTurns
 from batchyard.processes.threads import from_thread, in_thread
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ MAX_BODY_BYTES: Final = 20 * 1024**2
 is larger is uploaded as a file, which needs neither."""
 
 _READ_SECONDS: Final = 300.0
-_PLACES: Final = BodySlots(8)
+_BODIES: Final = TenantTurns(None, of_each=8)
+"""Large bodies of one tenant at a time: its others wait, so that none fills everybody's memory."""
 
 
 class RequestLines:
@@ -71,7 +72,7 @@ async def read_json_with_lines(request: Request, tenant: str, most_lines: int) -
     """The body, a JSON object of at most 1 MiB beside its ``requests``, which are given as
     :class:`RequestLines`. Raises 400, 408, 413 and 415.
     """
-    async with _PLACES.of(tenant):
+    async with _BODIES.turn(tenant):
         data = await read_within(request, MAX_BODY_BYTES, _READ_SECONDS)
         return await in_thread(parse_with_lines, data, most_lines)
 

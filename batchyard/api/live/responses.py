@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.http.body import BodySlots, parse_large_object, read_within
+from batchyard.api.http.body import parse_large_object, read_within
 from batchyard.api.http.errors import FULL_RETRY_AFTER_SECONDS
 from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.pages import (
@@ -48,6 +48,7 @@ from batchyard.files.found_lines import whole_lines
 from batchyard.lifecycle import TERMINAL
 from batchyard.lines.framing import custom_id_of
 from batchyard.logs.printable import printable
+from batchyard.processes.tenant_turns import TenantTurns
 from batchyard.steps.create.accept_response import accept_response, window_of
 from batchyard.wire import result_file_id
 
@@ -57,8 +58,11 @@ if TYPE_CHECKING:
     from batchyard.storage.base import Storage
     from batchyard.store import ResponseRecord
 
-_PLACES: Final = BodySlots(16)
-"""Whether a request is a live one, and counts as such, is known when its body is parsed."""
+_BODIES: Final = TenantTurns(None, of_each=16)
+"""Large bodies of one tenant at a time: its others wait, so that none fills everybody's memory.
+
+Whether a request is a live one, and counts as such, is known when its body is parsed.
+"""
 _SHOWN_CHARS: Final = 100
 _OBJECT: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -93,7 +97,7 @@ async def create_response(request: Request, caller: Authenticated) -> Response:
     `completion_window` of `2h` or `8h` gives it more time. Without `background` it is a live
     request: an engine that is live answers at once.
     """
-    async with _PLACES.of(caller.tenant):
+    async with _BODIES.turn(caller.tenant):
         raw = await read_within(request, caller.services.settings.limits.max_line_bytes)
         body = parse_large_object(raw)
         window_of(body)
@@ -142,7 +146,7 @@ async def list_input_items(
     asked = {"limit": limit, "after": after, "order": order}
     paging = read_paging(asked, most=MOST_LISTED, default=DEFAULT_LISTED)
     await caller.services.store.responses.get(response_id, caller.tenant)
-    async with _PLACES.of(caller.tenant):
+    async with _BODIES.turn(caller.tenant):
         items = input_items(response_id, await _input_line(caller.services, response_id))
     if paging.order == "desc":
         items.reverse()

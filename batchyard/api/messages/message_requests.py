@@ -17,9 +17,10 @@ import msgspec
 
 from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.array_elements import ArrayElements, request_too_large
-from batchyard.api.http.body import BodySlots, body_stream
+from batchyard.api.http.body import body_stream
 from batchyard.api.http.message_errors import MESSAGES
 from batchyard.lines.duplicates import duplicate_lines
+from batchyard.processes.tenant_turns import TenantTurns
 from batchyard.processes.threads import in_thread
 from batchyard.storage.file import os_errors_as_ours
 
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 
 CUSTOM_ID_PATTERN: Final = "^[a-zA-Z0-9_-]{1,64}$"
 _PART_BYTES: Final = 1024**2
-_PLACES: Final = BodySlots(8)
-"""Each that is received may hold one request of ``max_line_bytes``, which has not ended yet."""
+_BODIES: Final = TenantTurns(None, of_each=8)
+"""Large bodies of one tenant at a time: its others wait, so that none fills everybody's memory.
+
+Each that is received may hold one request of ``max_line_bytes``, which has not ended yet.
+"""
 _is_custom_id = re.compile(r"[a-zA-Z0-9_-]{1,64}").fullmatch
 
 
@@ -91,7 +95,7 @@ async def read_lines(
         with os_errors_as_ours(str(services.spool)):
             spool = closing.enter_context(tempfile.TemporaryFile(dir=services.spool))
             lines = MessageLines(cast("BinaryIO", spool), settings)
-            async with _PLACES.of(tenant), aclosing(body_stream(request)) as body:
+            async with _BODIES.turn(tenant), aclosing(body_stream(request)) as body:
                 await _receive(body, lines, most_bytes)
             await in_thread(lines.finish)
         yield lines

@@ -6,7 +6,10 @@ enough for the list of commands and for the answer to an unknown one.
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -107,7 +110,6 @@ def _named(words: Sequence[str]) -> str:
 
 def _summary(name: str) -> str:
     """How the help of a command begins."""
-    from batchyard.cli.terminal.docstrings import first_paragraph  # noqa: PLC0415 - only for the list
 
     if name in _OURS:
         return first_paragraph(f"batchyard.cli.{_OURS[name]}")
@@ -158,3 +160,20 @@ def _whatever_the_command(
     ] = False,
 ) -> None:
     """Options that stand before every command."""
+
+
+def first_paragraph(place: str) -> str:
+    """Of ``module:name``, a function with a docstring or a group of commands with a ``help``."""
+    module, _, name = place.partition(":")
+    source = find_spec(module)
+    assert source is not None and source.origin is not None  # noqa: PT018, S101 - a command's
+    for each in ast.parse(Path(source.origin).read_bytes()).body:
+        match each:
+            case ast.FunctionDef(name=found) if found == name:
+                return " ".join((ast.get_docstring(each) or "").split("\n\n")[0].split())
+            case ast.Assign(
+                targets=[ast.Name(id=found)],
+                value=ast.Call(keywords=[ast.keyword(value=ast.Constant(value)), *_]),
+            ) if found == name:
+                return str(value)
+    return ""

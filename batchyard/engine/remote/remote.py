@@ -13,7 +13,6 @@ from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, http_an
 from batchyard.engine.middleware.cache_salt import FIELD, spliced, with_member
 from batchyard.engine.remote import seats
 from batchyard.engine.remote.fan_out import answer_concurrently
-from batchyard.engine.remote.model_list import listed_models, may_be_of_server
 from batchyard.engine.remote.server_address import MODELS, possible_addresses
 from batchyard.engine.remote.server_client import (
     LOOK_TIMEOUT_SECONDS,
@@ -22,7 +21,12 @@ from batchyard.engine.remote.server_client import (
     open_session,
     read_up_to,
 )
-from batchyard.engine.remote.server_search import check_look, find_server
+from batchyard.engine.remote.server_search import (
+    check_look,
+    find_server,
+    listed_models,
+    may_be_of_server,
+)
 from batchyard.engine.remote.unstreamed import unstreamed
 from batchyard.engine.routes import post_routes, routes_with_field
 from batchyard.engine.sharing.controller import ShareController

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from batchyard.engine.sharing.budget import Budget
 from batchyard.engine.sharing.crowd import MEMORY_SECONDS, Crowd
 from batchyard.engine.sharing.share import Share
 
 if TYPE_CHECKING:
     from batchyard.engine.objective import Objective
-    from batchyard.engine.sharing.observation import Observation
+    from batchyard.engine.sharing.observation import Latencies, Observation
 
 SHARE: Final = 4
 """Without an objective a batch takes one seat of this many, however many others are there and
@@ -110,7 +110,7 @@ class ShareController:
         self._level_at = -math.inf
         self._settled_at = -math.inf
         allowed = 1.0 if objective is None else 1 - objective.quantile
-        self._first, self._inter = Budget(allowed), Budget(allowed)
+        self._first, self._inter = LatenessBudget(allowed), LatenessBudget(allowed)
         self.set_seats(seats, are_known=are_known)
 
     def set_seats(self, seats: int, *, are_known: bool = True) -> None:
@@ -292,3 +292,38 @@ class ShareController:
             share.grow(seconds)
             for quieter in self._shares[: self._level]:
                 quieter.size = max(quieter.size, share.size)
+
+
+HORIZON_SECONDS: Final = 30.0
+"""An objective shall hold in each stretch of this length."""
+
+
+class LatenessBudget:
+    """``allowed``: the share that may be late."""
+
+    def __init__(self, allowed: float) -> None:
+        self._allowed = allowed
+        self._seen: deque[tuple[float, Latencies]] = deque()
+        self._total = 0.0
+        self._late = 0.0
+
+    def add(self, now: float, seen: Latencies) -> None:
+        """Count what was seen, and forget what is long ago."""
+        if seen.total:
+            self._seen.append((now, seen))
+            self._total += seen.total
+            self._late += seen.late
+        while self._seen and self._seen[0][0] < now - HORIZON_SECONDS:
+            _, old = self._seen.popleft()
+            self._total -= old.total
+            self._late -= old.late
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was seen."""
+        return self._total > 0
+
+    @property
+    def used(self) -> float:
+        """1: just as much as is allowed."""
+        return self._late / (self._allowed * self._total) if self.is_known else 0.0

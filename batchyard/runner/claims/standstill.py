@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
-from batchyard.services.leases.moment import clocks, seconds_between
+from batchyard.services.leases.renewal import clocks, seconds_between
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -226,17 +226,19 @@ class Refusals:
 
     def _is_of_line(self, request: WindowRequest, answer: EngineAnswer, now: float) -> bool:
         """Whether the refusal counts as an attempt of the line."""
-        refused_before = request.refused_at if request.refusals else now
         if not request.refusals:
             request.first_refused_at = request.sent_at
-        request.refused_at = now
+            request.refused_at = now
         request.refusals += 1
         is_rate = answer.status == HTTPStatus.TOO_MANY_REQUESTS
         refused_for = now - request.first_refused_at
         if now - self._proved_at < _PROOF_SECONDS or (is_rate and refused_for < _PROOF_SECONDS):
+            request.refused_at = now
             return False
-        if self._taken_sent_at > refused_before:
-            # Another one was sent after the line was refused, and was served; the line is refused.
+        if self._taken_sent_at > request.refused_at:
+            # Another one was sent between two refusals of the line, and was served. It may have
+            # taken longer than the line's pause, so the earlier one need not be the last.
+            request.refused_at = now
             request.doubts += 1
             return True
         if is_rate or answer.retry_after_seconds or not self._was_passed(request):

@@ -49,8 +49,8 @@ class WindowRequest:
     attempts: int = 0
     """The attempts that count: see :mod:`batchyard.runner.window.refusals`."""
     refusals: int = 0
-    """How often in a row the server has said that it takes no request now, and since when: the time
-    at which the first of these attempts was sent, and that of the last refusal."""
+    """How often in a row the server has said that it takes no request now, the time at which the
+    first of these attempts was sent, and that of the last refusal that was judged."""
     first_refused_at: float = 0.0
     refused_at: float = 0.0
     doubts: int = 0

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from batchyard.errors import LeaseLost
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.services.leases.interruption import Interruption
-from batchyard.services.leases.moment import clocks, seconds_between
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from batchyard.services.leases.moment import Moment
 
 log = event_logger(__name__)
 
@@ -133,3 +131,18 @@ class Renewals:
     @property
     def _are_late(self) -> bool:
         return seconds_between(self._renewed_at, clocks()) > self._lease_seconds * _LATE
+
+
+Moment: TypeAlias = tuple[float, float]
+
+
+def clocks() -> Moment:
+    """This moment by the monotonic clock and by the wall clock, in seconds."""
+    # Only the second one goes on while a machine sleeps.
+    return time.monotonic(), time.time()
+
+
+def seconds_between(then: Moment, now: Moment) -> float:
+    """The seconds between, by the clock that went further. A wall clock that is set forward makes
+    it longer."""
+    return max(late - early for late, early in zip(now, then, strict=True))

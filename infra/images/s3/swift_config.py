@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 BACKENDS: Final = ("account", "container", "object")
 KINDS: Final = (*BACKENDS, "proxy")
@@ -100,6 +102,7 @@ use = egg:swift#versioned_writes
 use = egg:swift#copy
 """
 
+_RINGS_SECONDS: Final = 120.0
 RECLAIM_SECONDS: Final = 86_400
 """Markers of deleted objects are kept for a day; with one disk there is no copy to tell."""
 
@@ -123,8 +126,8 @@ def write_configuration(
     (root / "swift.conf").write_text(_SWIFT_CONF)
     account, _, user_name = login.partition(":")
     common = {"root": root, "devices": devices, "user": pwd.getpwuid(os.getuid()).pw_name}
+    _write_rings_apart(root, ports)
     for kind in BACKENDS:
-        _write_ring(root, kind, ports[kind])
         text = (_SERVER + _BACKEND).format(
             **common,
             kind=kind,
@@ -148,6 +151,13 @@ def write_configuration(
     )
 
 
+def _write_rings_apart(root: Path, ports: Mapping[str, int]) -> None:
+    """In a process of its own: Swift imports eventlet 0.41, which leaves the process another
+    ``http.server``. A threaded server that is made afterwards answers nothing."""
+    words = [str(root), *(f"{kind}={ports[kind]}" for kind in BACKENDS)]
+    subprocess.run([sys.executable, __file__, *words], check=True, timeout=_RINGS_SECONDS)
+
+
 def _write_ring(root: Path, kind: str, port: int) -> None:
     """One device, one replica, two partitions: the smallest ring that Swift accepts."""
     from swift.common.ring.builder import RingBuilder  # noqa: PLC0415 - tests may be without it
@@ -158,3 +168,9 @@ def _write_ring(root: Path, kind: str, port: int) -> None:
     )
     builder.rebalance()
     builder.get_ring().save(str(root / f"{kind}.ring.gz"))
+
+
+if __name__ == "__main__":
+    for each in sys.argv[2:]:
+        ring, _, its_port = each.partition("=")
+        _write_ring(Path(sys.argv[1]), ring, int(its_port))
