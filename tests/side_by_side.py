@@ -64,7 +64,7 @@ DEPLOYED = (
     "tests/migrations/",
     "tests/page/",
     "tests/steps/test_chains",
-    "tests/steps/test_datasets_of_tools",
+    "tests/steps/test_datasets",
     "tests/steps/test_deep_validation",
     "tests/steps/test_one_error_one_chunk",
     "tests/test_mutations",

@@ -2,7 +2,8 @@
 
 Both end with the block: they are cancelled, and the block's end waits until they have ended. Their
 errors are their own affair, because the block goes on without them. So handle errors inside, or
-have the block look at the task; asyncio logs an error that nothing has looked at.
+have the block look at the task. An error that nothing has looked at is logged: of ``every`` when it
+happens, of ``beside`` after the block.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ async def beside(
     try:
         yield task
     finally:
-        task.cancel()
+        # To cancel one that has failed would keep asyncio from logging its error.
+        if not task.done():
+            task.cancel()
         # Not awaited itself: its error or cancellation would be raised here.
         await asyncio.wait([task])
 
@@ -54,5 +57,13 @@ async def every(
                 async with asyncio.timeout(seconds()):
                     await event.wait()
 
-    async with beside(keep_calling(), name=name):
+    async with beside(keep_calling(), name=name) as task:
+        task.add_done_callback(_log_error)
         yield
+
+
+def _log_error(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        message = f"{task.get_name()} has ended and is not called again"
+        context = {"message": message, "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)

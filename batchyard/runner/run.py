@@ -200,7 +200,7 @@ class Runner:
         self._held.stop()
 
     async def leases(self) -> AsyncIterator[ChunkLease]:
-        """Claim chunks, each as soon as none of its flow waits in the queue of the window.
+        """Claim chunks, each as soon as none of its queue key waits in front of the window.
 
         Raises :class:`~batchyard.errors.EngineLost` when the engine was given up, and what each
         claim raises when none succeeds any more.
@@ -390,6 +390,7 @@ class Runner:
                 self._held.running.values(),
                 seats=self._engine.max_num_seqs,
                 occupancy=self._serving.watch.occupancy,
+                has_claimed_all=self._serving.has_claimed_all,
             )
 
     async def _tidy(self) -> None:

@@ -74,7 +74,7 @@ class Beside:
     """What a process that asks for more has at hand already."""
 
     queue_keys: frozenset[QueueKey] = frozenset()
-    """The flows of which it takes nothing more."""
+    """The keys of whose batches it takes nothing more."""
     has_large: bool = False
     """Whether it has enough of large batches."""
     keeps_background_out: bool = False

@@ -186,7 +186,7 @@ def server_process(settings: Settings, keys: tuple[str, str]) -> Iterator[Server
         yield ServerProcess(Api(port, settings, *keys), process.pid)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE * 20)
 
 
 async def make_keys(settings: Settings) -> tuple[str, str]:

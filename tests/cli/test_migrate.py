@@ -18,6 +18,7 @@ from batchyard.cli import make_app
 from batchyard.cli.terminal import offline
 from batchyard.errors import OlderTables, OtherTables, StoreUnavailable
 from tests.pages import block, words_of
+from tests.patience import PATIENCE
 from tests.services.prefect import clean_environment
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def test_serve_waits_for_the_tables(database: Path) -> None:
         process.stdout.readline()
         assert process.stdout.readline() == f"Database: sqlite:///{database}\n"
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(PATIENCE * 30)
     finally:
         process.kill()
         process.wait()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.cli.terminal.stoppable import LeftUnfinished, run_stoppable
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,7 +150,7 @@ def _run(script: str) -> tuple[int, str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=PATIENCE * 60,
         check=False,
     )
     return done.returncode, done.stderr

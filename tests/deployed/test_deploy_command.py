@@ -279,7 +279,7 @@ def run_a_flow_on(
         server.run("prefect", "deployment", "run", "expire-files/default", "--watch")
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE * 30)
 
 
 def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_started(
@@ -359,7 +359,7 @@ def test_a_worker_waits_for_prefect_and_for_its_pool_and_then_says_that_it_is_he
         assert log.read_text().count("has no work pool") == 1
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE * 30)
         if not deployed.is_running("server"):
             deployed.start_server()
         deployed.run("prefect", "--no-prompt", "work-pool", "delete", "late")

@@ -15,6 +15,7 @@ from batchyard.lifecycle import BatchStatus
 from tests.faults import newer
 from tests.faults.nursery import running_nursery
 from tests.faults.site import lines, open_site
+from tests.patience import PATIENCE
 from tests.services.postgres import postgres_for_session
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ async def migrate(site: Site, version: dict[str, str], *options: str) -> tuple[i
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=PATIENCE * 60,
             check=False,
         )
         return done.returncode, done.stdout

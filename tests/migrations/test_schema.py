@@ -23,6 +23,7 @@ from batchyard.errors import StoreError
 from batchyard.store import BatchLocations, DeliveryKind, new_sealing_key, open_store
 from batchyard.store.schema import _our_revisions
 from tests.contract.store.samples import new_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -178,7 +179,7 @@ def test_processes_that_start_at_once_migrate_once(empty_url: str) -> None:
     started = [
         subprocess.Popen([sys.executable, "-c", program, empty_url], cwd=root) for _ in range(2)
     ]
-    assert [process.wait(30) for process in started] == [0, 0]
+    assert [process.wait(PATIENCE * 30) for process in started] == [0, 0]
 
 
 async def test_a_database_that_was_not_migrated_is_refused(empty_url: str) -> None:

@@ -13,23 +13,22 @@ from batchyard.batch import bounds as words
 from batchyard.batch.bounds import Bound
 from batchyard.engine.base import Occupancy
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
-from batchyard.runner.chunk.attachments import Attachments
 from batchyard.runner.meters import bounds
+from batchyard.runner.window.room import FileBudget
 from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.steps.conftest import Yard
 
 SEATS = 4
+pytestmark = pytest.mark.alone
 
 
 class Telling(StubEngine):
     """One that says how full it is: ``core`` of the requests that it has are in its core."""
 
     def __init__(self, core: float = 1.0, **more: Any) -> None:
-        super().__init__(max_num_seqs=SEATS, **{"latency": 0.05, **more})
+        super().__init__(max_num_seqs=SEATS, **{"latency": 0.25, **more})
         self._core = core
 
     async def occupancy(self) -> Occupancy:
@@ -37,55 +36,82 @@ class Telling(StubEngine):
 
 
 class Computing(Telling):
-    """While it answers, this process has no time left."""
+    """Beside it, this process has no time left for requests."""
 
-    async def occupancy(self) -> Occupancy:
-        asyncio.get_running_loop().call_soon(self._compute)
-        return Occupancy(0, 0)
+    async def start(self, on_progress: Any = None) -> None:
+        await super().start(on_progress)
+        asyncio.get_running_loop().call_later(0.01, self._compute)
 
     def _compute(self) -> None:
         until = time.process_time() + 0.05
         while time.process_time() < until:
             pass
-        asyncio.get_running_loop().call_soon(self._compute)
+        if not self.is_stopped:
+            asyncio.get_running_loop().call_later(0.001, self._compute)
+
+    is_stopped = False
+
+    async def stop(self) -> None:
+        self.is_stopped = True
+        await super().stop()
 
 
-def slow_files(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Attachments, "without_files", property(lambda _: 3))
-
-
-def nothing(_: pytest.MonkeyPatch) -> None:
-    """The engine is all of it."""
+def audio(name: str) -> dict[str, Any]:
+    body = {"model": "stub-model", "file_url": "data:audio/wav;base64,AAAA"}
+    return {"custom_id": name, "method": "POST", "url": "/v1/audio/transcriptions", "body": body}
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(intervals, "OCCUPANCY_SECONDS", 0.02)
+    monkeypatch.setattr(intervals, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(intervals, "OCCUPANCY_SECONDS", 0.05)
     for module in (words, bounds):
         monkeypatch.setattr(module, "LEAST_SECONDS", 0.1)
 
 
-@pytest.mark.parametrize(
-    ("expected", "engine", "lines"),
-    [
-        (Bound.ENGINE, lambda: Telling(), 60),
-        (Bound.FRONT_END, lambda: Telling(core=0.1), 60),
-        (
-            Bound.REFUSALS,
-            lambda: Telling(faults=[Fault(FaultKind.ANSWER, status=503, times=1)], latency=0.001),
-            10,
-        ),
-        (Bound.TOO_FEW, lambda: Telling(latency=0.5), 2),
-    ],
-    ids=["engine", "front end", "refusals", "too few"],
-)
-async def test_a_batch_names_what_bounded_it(
-    yard: Yard, expected: Bound, engine: Callable[[], StubEngine], lines: int
-) -> None:
-    yard.use(engine())
-    batch = await yard.run([chat_line(f"id-{n}") for n in range(lines)])
-    assert batch.counts.completed == lines
+async def bounds_of(yard: Yard, engine: StubEngine, lines: list[dict[str, Any]]) -> str:
+    """The name of the first one, of a batch that says so."""
+    yard.use(engine)
+    batch = await yard.run(lines)
+    assert batch.counts.completed == len(lines)
     seen = batch.options.bounds
-    assert max(seen, key=lambda name: seen[name]) == expected, seen
     assert batch.limited_by == words.bound_words(seen) != ""
+    return max(seen, key=lambda name: seen[name])
+
+
+def chats(count: int) -> list[dict[str, Any]]:
+    return [chat_line(f"id-{n}") for n in range(count)]
+
+
+async def test_a_slow_engine(yard: Yard) -> None:
+    assert await bounds_of(yard, Telling(), chats(40)) == Bound.ENGINE
+
+
+async def test_a_front_end_that_keeps_requests_from_the_core(yard: Yard) -> None:
+    assert await bounds_of(yard, Telling(core=0.1), chats(40)) == Bound.FRONT_END
+
+
+@pytest.mark.alone
+async def test_a_process_without_time(yard: Yard) -> None:
+    assert await bounds_of(yard, Computing(core=0.1, latency=0.01), chats(12)) == Bound.PROCESS
+
+
+async def test_a_server_that_refuses(yard: Yard) -> None:
+    busy = Fault(FaultKind.ANSWER, status=503, retry_after_seconds=1.0, times=8)
+    assert await bounds_of(yard, Telling(faults=[busy], latency=0.0), chats(20)) == Bound.REFUSALS
+
+
+async def test_files_that_take_long_to_come(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = FileBudget.take
+
+    async def slowly(*words: Any, **more: Any) -> None:
+        await asyncio.sleep(0.5)
+        await take(*words, **more)
+
+    monkeypatch.setattr(FileBudget, "take", slowly)
+    lines = [audio(f"id-{n}") for n in range(3)]
+    assert await bounds_of(yard, Telling(latency=0.0), lines) == Bound.INPUT
+
+
+async def test_a_batch_of_two_lines(yard: Yard) -> None:
+    assert await bounds_of(yard, Telling(latency=1.0), chats(2)) == Bound.TOO_FEW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -141,9 +142,26 @@ async def test_nothing_is_called_after_the_block() -> None:
     assert calls.count == count
 
 
-async def test_a_call_that_raises_ends_the_calls_and_not_the_block() -> None:
+async def test_a_call_that_raises_ends_the_calls_and_not_the_block(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is in the log while the block still runs."""
     calls = Calls(ValueError("of a call"))
-    async with every(lambda: 0.001, calls):
+    async with every(lambda: 0.001, calls, name="gauges"):
         await calls.reach(1)
         await asyncio.sleep(0.02)
         assert calls.count == 1
+        assert "gauges has ended and is not called again" in caplog.text
+        assert "ValueError: of a call" in caplog.text
+
+
+async def test_an_error_that_nothing_has_looked_at_is_logged_after_the_block(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail() -> None:
+        raise ValueError("beside")
+
+    async with beside(fail()):
+        await asyncio.sleep(0.01)
+    gc.collect()
+    assert "ValueError: beside" in caplog.text

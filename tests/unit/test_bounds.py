@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import AsyncMock
@@ -10,7 +11,7 @@ import pytest
 
 from batchyard.batch.bounds import Bound, bound_words
 from batchyard.engine.base import Occupancy
-from batchyard.runner.meters.bounds import Bounds, bound_of
+from batchyard.runner.meters.bounds import Bounds, _wanted_seconds, bound_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,14 +25,13 @@ def window(in_flight: int = 2 * SEATS, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(
         **{
             "in_flight": in_flight,
-            "limit": 2 * SEATS,
             "is_full": in_flight >= 2 * SEATS,
             "is_streaming": True,
             "may_send": lambda: True,
             "shared": None,
-            "refusals": SimpleNamespace(is_open=True),
-            "crashes": SimpleNamespace(limit=1000),
-            "backlog": SimpleNamespace(queue=[]),
+            "refusals": SimpleNamespace(is_open=True, limit=2 * SEATS),
+            "crashes": SimpleNamespace(limit=2 * SEATS),
+            "backlog": SimpleNamespace(queue=[], has_only_pausing=lambda _: False),
             **more,
         }
     )
@@ -43,6 +43,7 @@ def chunk(of: SimpleNamespace, **more: Any) -> Any:
         **{
             "window": of,
             "batch_id": "batch_1",
+            "key": "chunk",
             "is_prepared": True,
             "awaits_group": False,
             "is_held_up": False,
@@ -75,15 +76,32 @@ def test_lines_that_are_not_read_yet_are_the_input(gate: Mapping[str, bool]) -> 
     assert named(chunk(window(3), **gate), Occupancy(3, 0)) is Bound.INPUT
 
 
-def test_a_process_that_cannot_send_as_fast_is_what_bounds() -> None:
-    assert named(chunk(window(3)), Occupancy(3, 0), own_share=BUSY) is Bound.PROCESS
+@pytest.mark.parametrize(("left", "has_claimed_all"), [(5000, True), (0, False)])
+def test_a_process_that_cannot_send_as_fast_is_what_bounds(
+    left: int, *, has_claimed_all: bool
+) -> None:
+    """Lines of its chunks, or those of chunks that it has not claimed yet."""
+    found = bound_of(
+        chunk(window(3), without_slot=left),
+        seats=SEATS,
+        occupancy=Occupancy(3, 0),
+        own_share=BUSY,
+        has_claimed_all=has_claimed_all,
+    )
+    assert found is Bound.PROCESS
 
 
 def test_a_server_that_refuses_is_what_bounds() -> None:
     """While it takes nothing, and while it takes less than it has seats."""
-    closed = window(0, refusals=SimpleNamespace(is_open=False))
+    closed = window(0, refusals=SimpleNamespace(is_open=False, limit=1))
     assert named(chunk(closed)) is Bound.REFUSALS
-    assert named(chunk(window(8, limit=8)), Occupancy(8, 0)) is Bound.REFUSALS
+    slow = window(8, refusals=SimpleNamespace(is_open=False, limit=8))
+    assert named(chunk(slow), Occupancy(8, 0)) is Bound.REFUSALS
+
+
+def test_lines_that_pause_after_an_error_wait_for_the_server() -> None:
+    pausing = SimpleNamespace(queue=[], has_only_pausing=lambda _: True)
+    assert named(chunk(window(0, backlog=pausing), without_slot=0)) is Bound.REFUSALS
 
 
 def test_too_few_requests_are_the_end_of_a_batch_or_a_server_with_more_seats() -> None:
@@ -98,7 +116,9 @@ def test_other_batches_and_a_slow_object_store_are_told_apart() -> None:
 
 
 def test_what_follows_a_fault_is_no_measure_of_speed() -> None:
+    """An engine that starts again, and lines that run in small groups after a crash."""
     assert named(chunk(window(0, is_streaming=False))) is None
+    assert named(chunk(window(2, crashes=SimpleNamespace(limit=2)))) is None
 
 
 class Clock:
@@ -115,7 +135,16 @@ class Clock:
 
 def look(bounds: Bounds, clock: Clock, *chunks: Any, seconds: float = 2.0) -> None:
     clock.now += seconds
-    bounds.look(chunks, seats=SEATS, occupancy=Occupancy(64, 60))
+    bounds.look(chunks, seats=SEATS, occupancy=Occupancy(64, 60), has_claimed_all=True)
+
+
+def test_a_thread_that_computes_wants_a_whole_processor_also_where_others_have_it() -> None:
+    """What it waited for one counts, so that it makes no difference how busy the machine is."""
+    wanted, wall = _wanted_seconds(), time.monotonic()
+    while time.monotonic() < wall + 0.2:
+        pass
+    share = (_wanted_seconds() - wanted) / (time.monotonic() - wall)
+    assert 0.85 < share < 1.1
 
 
 async def test_the_time_between_looks_is_added_to_the_batch_when_it_is_enough() -> None:

@@ -199,11 +199,14 @@ class BatchWatch:
         now = self._clock()
         for batch_id, watched in asked.items():
             live = found.get(batch_id)
-            if live is not None:
-                watched.show(live, now)
-            else:
+            if live is None:
                 watched.is_gone = True
                 watched.notify()
+                continue
+            try:
+                watched.show(live, now)
+            except Exception as error:  # noqa: BLE001 - as above, of one batch
+                log.error("watch.failed", cause=error)
 
 
 def _runs(record: BatchRecord) -> bool:

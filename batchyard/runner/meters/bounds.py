@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from batchyard.batch.bounds import LEAST_SECONDS, Bound
@@ -26,7 +27,7 @@ log = event_logger(__name__)
 
 _PATIENCE_SECONDS: Final = 5.0
 _BUSY: Final = 0.85
-"""With this share of a processor this process is as fast as it gets."""
+"""A thread that wants this share of a processor is as fast as it gets."""
 _FULL: Final = 0.9
 _OF_GATES: Final = {
     gates.INPUT: Bound.INPUT,
@@ -43,26 +44,31 @@ _OF_GATES: Final = {
 
 
 def bound_of(
-    chunk: ChunkState, *, seats: int, occupancy: Occupancy | None, own_share: float
+    chunk: ChunkState,
+    *,
+    seats: int,
+    occupancy: Occupancy | None,
+    own_share: float,
+    has_claimed_all: bool = True,
 ) -> Bound | None:
     """What the chunk's lines wait for now; None: for the end of a fault.
 
-    ``own_share``: how much of a processor this process uses.
+    ``own_share``: how much of a processor this thread wants. ``has_claimed_all``: there is no
+    further chunk for the engine.
     """
     window = chunk.window
-    closed = gates.closed_gate(window)
-    if closed is not None:
-        return _OF_GATES.get(closed)
     own = Bound.PROCESS if own_share >= _BUSY else None
-    is_fed = window.in_flight >= min(seats, _FULL * window.limit)
-    if not is_fed:
-        gate = gates.gate_before_window(chunk)
+    limit = min(window.refusals.limit, window.crashes.limit)
+    if window.in_flight < min(seats, _FULL * limit):
+        gate = gates.closed_gate(window) or gates.gate_before_window(chunk)
+        if gate is None and not gates.RETRY.is_open(chunk):
+            gate = gates.RETRY
         if gate is not None:
             return _OF_GATES.get(gate)
-        has_more = chunk.without_slot or window.backlog.queue
-        return (own or Bound.INPUT) if has_more else Bound.TOO_FEW
-    if window.limit < seats:
-        return Bound.REFUSALS
+        has_more = chunk.without_slot or window.backlog.queue or not has_claimed_all
+        return own or (Bound.INPUT if has_more else Bound.TOO_FEW)
+    if limit < seats:
+        return Bound.REFUSALS if window.refusals.limit == limit else None
     if occupancy is None:
         return Bound.ENGINE
     if occupancy.running + occupancy.waiting < window.in_flight / 2:
@@ -80,28 +86,43 @@ class Bounds:
         services: Services,
         *,
         clock: Callable[[], float] = time.monotonic,
-        processor: Callable[[], float] = time.process_time,
+        processor: Callable[[], float] | None = None,
     ) -> None:
         self._services = services
         self._clock = clock
-        self._processor = processor
-        self._before = clock(), processor()
+        self._processor = processor or _wanted_seconds
+        self._before = clock(), self._processor()
         self._of_batches: dict[str, dict[str, float]] = {}
 
     def look(
-        self, chunks: Iterable[ChunkState], *, seats: int, occupancy: Occupancy | None
+        self,
+        chunks: Iterable[ChunkState],
+        *,
+        seats: int,
+        occupancy: Occupancy | None,
+        has_claimed_all: bool,
     ) -> None:
-        """Count the time since the last look for what holds now. A batch counts once."""
+        """Count the time since the last look for what holds now.
+
+        A batch counts once: its chunk that has the most lines without a slot.
+        """
         before, self._before = self._before, (self._clock(), self._processor())
         seconds, used = (now - then for now, then in zip(self._before, before, strict=True))
         if seconds <= 0:
             return
         own_share = used / seconds
-        first = {chunk.batch_id: chunk for chunk in reversed([*chunks])}
+        fullest = sorted(chunks, key=lambda chunk: chunk.without_slot)
+        first = {chunk.batch_id: chunk for chunk in fullest}
         # Of others no chunk runs, so nothing of them would ever be written.
         self._of_batches = {name: seen for name, seen in self._of_batches.items() if name in first}
         for batch_id, chunk in first.items():
-            bound = bound_of(chunk, seats=seats, occupancy=occupancy, own_share=own_share)
+            bound = bound_of(
+                chunk,
+                seats=seats,
+                occupancy=occupancy,
+                own_share=own_share,
+                has_claimed_all=has_claimed_all,
+            )
             if bound is not None:
                 seen = self._of_batches.setdefault(batch_id, {})
                 seen[bound] = seen.get(bound, 0.0) + seconds
@@ -117,3 +138,13 @@ class Bounds:
                 await self._services.store.batch_effects.add_bounds(batch_id, seen)
         except Exception as error:  # noqa: BLE001 - no line depends on it
             log.warning("bounds.not_written", describe(error), batch=batch_id)
+
+
+def _wanted_seconds() -> float:
+    """How long this thread has run, or could have, if the machine had had a processor for it."""
+    try:
+        run, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        # Not Linux, or one that does not count it.
+        return time.thread_time()
+    return (int(run) + int(waited)) / 1e9

@@ -1,9 +1,10 @@
 """Which chunk puts the next request into the window.
 
-Chunks of several batches are admitted side by side, at most one of each flow: of a tenant's small
-batches one, and of its large ones. Whose turn it is says :mod:`.schedule.turns`. Several requests
-of a chunk follow one another, so that they find in the engine's cache what they share. A chunk that
-is slow to begin, because its input is far away or its storage does not answer, keeps no other out.
+Chunks of several batches are admitted side by side, at most one of each queue key: of a tenant's
+small batches one, and of its large ones. Whose turn it is says :mod:`.schedule.turns`. Several
+requests of a chunk follow one another, so that they find in the engine's cache what they share. A
+chunk that is slow to begin, because its input is far away or its storage does not answer, keeps no
+other out.
 Nothing of a background batch passes while a chunk of another one is in the queue. A chunk whose
 next request is too large for the room that is left in memory lets all others go first.
 
@@ -106,7 +107,7 @@ class AdmissionQueue:
 
     @property
     def beside(self) -> Beside:
-        """What is in the queue: of the same flows nothing more may come."""
+        """What is in the queue: of the same queue keys nothing more may come."""
         at = self._at.values()
         others = [entry for entry in at if not entry.is_background]
         return Beside(
@@ -123,7 +124,7 @@ class AdmissionQueue:
 
     @property
     def hosts(self) -> list[QueueEntry]:
-        """Of each flow in the queue the first, which others may join; none if there is no room.
+        """The first of each queue key, which others may join; none if there is no room.
 
         Background batches only if nothing else is there.
         """

@@ -80,9 +80,9 @@ class Crashes:
         self._not_ready = 0
         return True
 
-    def accuse(self, request: WindowRequest, *, in_company: bool) -> None:
+    def accuse(self, request: WindowRequest, *, had_other_traffic: bool) -> None:
         """It was the only one of ours at a crash."""
-        if in_company and request.strikes == _STRIKES - 1:
+        if had_other_traffic and request.strikes == _STRIKES - 1:
             self.accused = request
         else:
             request.strikes += 1

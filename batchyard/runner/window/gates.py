@@ -66,11 +66,6 @@ class WindowState(Protocol):
         ...
 
     @property
-    def limit(self) -> int:
-        """How many requests may be in the engine."""
-        ...
-
-    @property
     def is_full(self) -> bool:
         """Whether the next request has to wait for a slot."""
         ...

@@ -243,7 +243,8 @@ class Refusals:
             return True
         if is_rate or answer.retry_after_seconds or not self._was_passed(request):
             return False
-        is_likely = request.doubts > 0 or refused_for >= _UNDECIDED_SECONDS
+        # One answer shows it once: a server that is full takes one of two, too.
+        is_likely = request.doubts > 1 or refused_for >= _UNDECIDED_SECONDS
         return is_likely and all(map(self._was_passed, self._others()))
 
     def _was_passed(self, request: WindowRequest) -> bool:

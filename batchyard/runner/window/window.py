@@ -419,7 +419,7 @@ class Window:
                 continue
             # Those that were withdrawn were in the engine as well.
             if len(in_flight) == 1 and is_one_to_blame:
-                self.crashes.accuse(request, in_company=self._stream.had_other_traffic)
+                self.crashes.accuse(request, had_other_traffic=self._stream.had_other_traffic)
             if self.crashes.ends(request):
                 self._leave(request, given_up(request, error))
             else:

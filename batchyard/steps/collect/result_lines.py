@@ -38,8 +38,11 @@ _RUN_BYTES: Final = 8 * 1024**2
 """The least size of a run."""
 _MOST_RUN_BYTES: Final = 8
 """The largest size of a run, bytes per request of the batch."""
-_FEW_RUNS: Final = 256
-"""What is written is so many runs as large as the next one, or fewer."""
+_FEW_RUNS: Final = 64
+"""What is written is so many runs as large as the next one, or fewer; each part of a result file
+is read from all of them."""
+_MANY_RUNS: Final = 4096
+"""The same whatever the batch's number of requests: with larger runs there are never 65,536."""
 _PARTS_OF_A_RUN: Final = 4
 _WRITTEN_LINES: Final = 1024
 """So many lines are joined and written together."""
@@ -87,7 +90,7 @@ class ResultLines:
     def run_bytes(self) -> int:
         """The size of the next run, about."""
         grown = min(self._end // _FEW_RUNS, _MOST_RUN_BYTES * len(self._lengths))
-        return max(_RUN_BYTES, grown)
+        return max(_RUN_BYTES, grown, self._end // _MANY_RUNS)
 
     async def add_segment(self, segment: bytes) -> bool:
         """Take a segment's lines. False: it is damaged, and what comes after that is left out."""

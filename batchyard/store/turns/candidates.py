@@ -98,7 +98,7 @@ def batches_to_run(
 def batches_like(
     model: str, host: QueueEntry, without: Collection[str], *, with_expired: bool = True
 ) -> Select[Any]:
-    """The first batches in order of the host's flow, class and priority that have roots."""
+    """The first batches in order of the host's queue key, class and priority that have roots."""
     statement = batches_with_free_chunks(model, None, without, with_expired=with_expired)
     statement = statement.with_only_columns(BATCHES.c.id)
     return statement.where(

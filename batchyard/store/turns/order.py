@@ -63,7 +63,7 @@ def is_small_rest() -> ColumnElement[bool]:
 
 
 def in_queue(queue_key: QueueKey) -> ColumnElement[bool]:
-    """Whether the batch shares its turns in an engine with those of this flow."""
+    """Whether the batch shares its turns in an engine with those of this key."""
     small, background = is_small_rest(), is_background()
     return and_(
         BATCHES.c.tenant == queue_key.tenant,

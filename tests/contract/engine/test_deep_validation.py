@@ -126,7 +126,7 @@ async def test_the_engine_refuses_what_deep_validation_refuses_and_nothing_else(
 
     asked = [request(n, json.dumps(body).encode(), url) for n, (url, body) in enumerate(requests)]
     answers = {
-        answer.tag: answer async for answer in session_vllm.stream(sent(asked), timeout_seconds=300)
+        answer.tag: answer async for answer in session_vllm.stream(sent(asked), timeout_seconds=900)
     }
 
     statuses = {place: answers[place].status for place in answers}
