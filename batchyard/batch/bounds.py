@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LEAST_SECONDS: Final = 5.0
-"""Of a shorter time nothing is said."""
+"""Nothing is said of a shorter time."""
 
 
 class Bound(StrEnum):

@@ -151,7 +151,7 @@ class Occupancy:
     running: float
     """Sequences that it computes."""
     waiting: float
-    """Those that wait in its core."""
+    """Sequences that wait in its core."""
     cache_used: float | None = None
     """The share of its KV cache that they use, 0 to 1; None: not known."""
 

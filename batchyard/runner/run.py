@@ -16,6 +16,7 @@ from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.metrics import metric_families as families
 from batchyard.processes.beside import beside
+from batchyard.runner.bounds import Bounds
 from batchyard.runner.chunk.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk.chunk import ChunkRun
 from batchyard.runner.chunk.chunk_plan import BatchSources
@@ -25,7 +26,6 @@ from batchyard.runner.claims.releases import Releases
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.ignored_fields import note_ignored
 from batchyard.runner.live.live_server import live_requests, opened
-from batchyard.runner.meters.bounds import Bounds
 from batchyard.runner.meters.load_meter import LoadMeter
 from batchyard.runner.registration import Registration
 from batchyard.runner.serving import Serving, figures_before

@@ -13,7 +13,7 @@ from batchyard.batch import bounds as words
 from batchyard.batch.bounds import Bound
 from batchyard.engine.base import Occupancy
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
-from batchyard.runner.meters import bounds
+from batchyard.runner import bounds
 from batchyard.runner.window.room import FileBudget
 from tests.steps.conftest import chat_line
 

