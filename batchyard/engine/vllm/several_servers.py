@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
+_NO_TAG: Final = 0
+"""No request has it: the stream's own frames do."""
 _TRIES: Final = 16
 """Connections for each server that are opened to find one that has none yet."""
 
@@ -129,5 +131,8 @@ class _Lane:
         return await self._server
 
     async def _requests(self) -> AsyncIterator[EngineRequest | Abort]:
+        # aiohttp sends the headers with the first bytes of the body, and not before. The end of a
+        # request that the server does not have is nothing to it.
+        yield Abort(_NO_TAG)
         while (request := await self.waiting.get()) is not None:
             yield request

@@ -35,6 +35,8 @@ class Servers:
         try:
             async for request in requests:
                 if isinstance(request, Abort):
+                    if request.tag not in waiting:
+                        continue
                     self.aborted.append((name, request.tag))
                     waiting.remove(request.tag)
                     yield EngineAnswer(request.tag, None, no_answer=NoAnswer.ABORTED)
