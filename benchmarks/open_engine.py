@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import aiohttp
 
 from batchyard.engine.vllm.vllm import VllmEngine
+from benchmarks.plain_client import empty_cache
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,12 +34,12 @@ class OpenEngine(VllmEngine):
         assert self._running is not None
         return f"unix://{self._running.socket_path}"
 
+    @property
+    def pid(self) -> int:
+        """Of the process under which its others are."""
+        assert self._running is not None
+        return self._running.process.pid
+
     async def empty_cache(self) -> None:
         async with self.http() as session:
-            # It cannot while the last blocks of the job before are still held.
-            while True:
-                async with session.post("/reset_prefix_cache") as response:
-                    assert response.status == 200, await response.text()
-                    if (await response.json())["success"]:
-                        return
-                await asyncio.sleep(0.1)
+            await empty_cache(session)

@@ -9,8 +9,9 @@ is another one: on the CPU.
 
 from __future__ import annotations
 
+import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from benchmarks.plot import Bar, bars, save
 from benchmarks.timed import (
     COMMON_OPTIONS,
     HTTP_BARRIER,
+    HTTP_INSTALLED,
     HTTP_WINDOW,
     OURS,
     RUN_BATCH,
@@ -36,14 +38,18 @@ from benchmarks.timed import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.timed import Timed
+
 MAX_NUM_SEQS = 256
+_FRONT = "front end, processor seconds per 1,000"
 BARRIER_10, BARRIER_4 = f"{HTTP_BARRIER}10", f"{HTTP_BARRIER}4"
 NAMES = {
     RUN_BATCH: "`run_batch`",
     RUN_BATCH_TUNED: "`run_batch` in Batchyard's engine environment",
     OURS: "Batchyard",
     STREAM_WINDOW: "one window over the line stream, nothing kept",
-    HTTP_WINDOW: f"plain aiohttp client, {2 * MAX_NUM_SEQS} in flight",
+    HTTP_INSTALLED: f"plain aiohttp client, {2 * MAX_NUM_SEQS} in flight, `vllm serve`",
+    HTTP_WINDOW: "the same in Batchyard's engine environment, with its middleware",
     BARRIER_10: "loop over chunks of 10",
     BARRIER_4: "loop over chunks of 4",
 }
@@ -60,11 +66,17 @@ class Size:
 
 @dataclass(frozen=True)
 class Rates:
-    """Requests per second of each way, medians over the files, and each way's spread."""
+    """Requests per second of each way, medians over the files, and each way's spread.
+
+    ``front_ends``: processor seconds of the engine's front end for 1,000 requests, medians too.
+    ``to_naive``: our rate to that of the plain client, file by file.
+    """
 
     requests: int
     rates: dict[str, float]
     spreads: dict[str, float]
+    front_ends: dict[str, float] = field(default_factory=dict)
+    to_naive: tuple[float, ...] = ()
 
     def ratio(self, way: str) -> float:
         return self.rates[way] / self.rates[RUN_BATCH]
@@ -84,7 +96,7 @@ def measure(size: Size | None = None, *, model: str = TINY, options: Sequence[st
         warm_up = inputs.short_requests(folder / "warm.jsonl", count=512, model=model, seed=99)
         jobs: list[Job] = []
         theirs = (RUN_BATCH, RUN_BATCH_TUNED) if is_environment_tuned() else (RUN_BATCH,)
-        whole = (*theirs, OURS, STREAM_WINDOW, HTTP_WINDOW)
+        whole = (*theirs, HTTP_INSTALLED, OURS, STREAM_WINDOW, HTTP_WINDOW)
         for seed in range(size.files):
             path = folder / f"{seed}.jsonl"
             inputs.short_requests(path, count=size.requests, model=model, seed=seed)
@@ -99,20 +111,32 @@ def measure(size: Size | None = None, *, model: str = TINY, options: Sequence[st
         size.requests,
         rates={way: median_rate(timed, way) for way in ways},
         spreads={way: spread(of_way(timed, way)) for way in ways},
+        front_ends={way: _front_end(of_way(timed, way)) for way in ways},
+        to_naive=tuple(
+            ours.rate / naive.rate
+            for ours, naive in zip(of_way(timed, OURS), of_way(timed, HTTP_INSTALLED), strict=True)
+        ),
     )
+
+
+def _front_end(timed: Sequence[Timed]) -> float:
+    return statistics.median(1000 * one.front_end_seconds / one.requests for one in timed)
 
 
 def table(found: Rates) -> str:
     lines = [
-        f"| {found.requests:,} short requests | requests/s | of `run_batch` | spread |",
-        "|---|---|---|---|",
+        f"| {found.requests:,} short requests | requests/s | of `run_batch` | spread | {_FRONT} |",
+        "|---|---|---|---|---|",
     ]
     for way in found.rates:
         ratio = f"{found.ratio(way):.2f}×"
         lines.append(
             f"| {NAMES[way]} | {found.rates[way]:.0f} | {f'**{ratio}**' if way == OURS else ratio} "
-            f"| {100 * found.spreads[way]:.0f} % |"
+            f"| {100 * found.spreads[way]:.0f} % | {found.front_ends.get(way, 0):.2f} |"
         )
+    if found.to_naive:
+        each = ", ".join(f"{ratio:.2f}×" for ratio in found.to_naive)
+        lines.append(f"\nBatchyard to the plain client on `vllm serve`, file by file: {each}.")
     return "\n".join(lines)
 
 

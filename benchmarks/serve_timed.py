@@ -24,7 +24,6 @@ from commands.foreground import prepare_prefect
 
 OWN_PREFECT = prepare_prefect()
 
-import aiohttp  # noqa: E402 - Prefect reads its settings on import
 from prefect.settings import (  # noqa: E402
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
@@ -40,8 +39,10 @@ from batchyard.services.services import as_current, open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create.create import BatchRequest, create_batch  # noqa: E402
 from benchmarks import timed  # noqa: E402
-from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
+from benchmarks.comparators import barriers, exchange, one_window  # noqa: E402
 from benchmarks.open_engine import OpenEngine  # noqa: E402
+from benchmarks.plain_client import posting, read_bodies, write_answers  # noqa: E402
+from benchmarks.processors import FrontEnd  # noqa: E402
 from flows.process.prefect_client import shared_client  # noqa: E402
 from flows.process.worker import credentials_from_block  # noqa: E402
 from flows.process_batch import ProcessBatchRuns  # noqa: E402
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
 
     from batchyard.services.services import Services
     from benchmarks.comparators import Send
-
-_TRIES = 5
-_PAUSE_SECONDS = 0.05
 
 
 async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> None:
@@ -69,11 +67,12 @@ async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> None:
             for way, file, output in jobs:
                 await asyncio.to_thread(sys.stdin.readline)
                 await engine.empty_cache()
+                front_end = FrontEnd(engine.pid)
                 if way in batches:
                     seconds = await _batch_seconds(*batches[way], file, output)
                 else:
                     seconds = await _client(engine, way, file, output)
-                print(f"SECONDS {seconds}", flush=True)
+                print(f"SECONDS {seconds} {front_end.seconds()}", flush=True)
 
 
 @asynccontextmanager
@@ -119,57 +118,26 @@ async def _batch_seconds(
 
 
 async def _client(engine: OpenEngine, way: str, file: str, output: str) -> float:
-    names, bodies = _read(file)
+    names, bodies = read_bodies(file)
     is_plain = way == timed.HTTP_WINDOW or way.startswith(timed.HTTP_BARRIER)
     async with _posting(engine) if is_plain else exchange(engine) as send:
         began = time.perf_counter()
         answers = await _answers(way, send, bodies, window=2 * engine.max_num_seqs)
         seconds = time.perf_counter() - began
-    _write(output, names, answers)
+    write_answers(output, names, answers)
     return seconds
 
 
-def _read(file: str) -> tuple[list[str], list[bytes]]:
-    """The ``custom_id`` and the body of each line."""
-    lines = list(map(json.loads, Path(file).read_text().splitlines()))
-    return [line["custom_id"] for line in lines], [
-        json.dumps(line["body"]).encode() for line in lines
-    ]
-
-
-def _write(output: str, names: Sequence[str], answers: Sequence[bytes]) -> None:
-    with Path(output).open("w") as results:
-        for name, answer in zip(names, answers, strict=True):
-            response = {"status_code": 200, "body": json.loads(answer)}
-            results.write(json.dumps({"custom_id": name, "response": response}) + "\n")
+@asynccontextmanager
+async def _posting(engine: OpenEngine) -> AsyncIterator[Send]:
+    async with engine.http() as session:
+        yield posting(session)
 
 
 async def _answers(way: str, send: Send, bodies: Sequence[bytes], *, window: int) -> list[bytes]:
     if way in {timed.HTTP_WINDOW, timed.STREAM_WINDOW}:
         return await one_window(send, bodies, window)
     return await barriers(send, bodies, int(way.rpartition("-")[2]))
-
-
-@asynccontextmanager
-async def _posting(engine: OpenEngine) -> AsyncIterator[Send]:
-    headers = {"Content-Type": "application/json"}
-    async with engine.http() as session:
-
-        async def post(body: bytes) -> bytes:
-            async with session.post(URL, data=body, headers=headers) as response:
-                assert response.status == 200, await response.text()
-                return await response.read()
-
-        async def send(body: bytes) -> bytes:
-            for _ in range(_TRIES):
-                try:
-                    return await post(body)
-                except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-                    # The server ended the connection as idle while we wrote to it.
-                    await asyncio.sleep(_PAUSE_SECONDS)
-            return await post(body)
-
-        yield send
 
 
 if __name__ == "__main__":

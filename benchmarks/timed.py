@@ -19,7 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from batchyard.processes.guardian import signal_group
 
@@ -33,6 +33,7 @@ TINY = str(ROOT / ".models" / "tiny-chat")
 SMALL = str(ROOT / ".models" / "small-chat")
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 _RUN_BATCH = ROOT / "benchmarks" / "run_batch_timed.py"
+_SERVE = ("-m", "vllm.entrypoints.launchers.api_server.entry")
 
 RUN_BATCH = "run_batch"
 RUN_BATCH_TUNED = "run_batch-tuned"
@@ -40,6 +41,8 @@ RUN_BATCH_TUNED = "run_batch-tuned"
 OURS = "batchyard"
 OURS_INPUT_ORDER = "batchyard-input-order"
 HTTP_WINDOW = "http-window"
+HTTP_INSTALLED = "http-window-installed"
+"""The same client, and ``vllm serve`` as it is installed."""
 HTTP_BARRIER = "http-barrier-"
 STREAM_WINDOW = "stream-window"
 STREAM_BARRIER = "stream-barrier-"
@@ -76,6 +79,14 @@ class Job:
         return f"{self.file}.{Path(self.way).name}.out"
 
 
+class Used(NamedTuple):
+    """What a program prints of a job."""
+
+    seconds: float
+    front_end_seconds: float = 0.0
+    """Processor time of the engine's processes that read requests and write answers; 0: unknown."""
+
+
 @dataclass(frozen=True)
 class Timed:
     """What a job took."""
@@ -86,6 +97,8 @@ class Timed:
     output_tokens: int
     prompt_tokens: int
     cached_tokens: int
+    front_end_seconds: float = 0.0
+    """As in :class:`Used`."""
 
     @property
     def rate(self) -> float:
@@ -107,7 +120,12 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
     left a request unanswered or answered it with fewer tokens than it asked for.
     """
     ours = (sys.executable, "-m", "benchmarks.serve_timed")
-    commands = {RUN_BATCH: run_batch_program(), RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH)}
+    naive = (sys.executable, "-m", "benchmarks.naive_timed")
+    commands: dict[str, Command] = {
+        RUN_BATCH: as_installed(_RUN_BATCH),
+        RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH),
+        HTTP_INSTALLED: (*naive, *as_installed(*_SERVE), "--"),
+    }
     shares: dict[Command, list[Job]] = {}
     for job in jobs:
         shares.setdefault(commands.get(job.way, ours), []).append(job)
@@ -120,15 +138,19 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
     return [judged(job, seconds[job]) for job in jobs]
 
 
-def run_batch_program() -> tuple[Any, ...]:
-    """The command of ``run_batch`` on vLLM as it is installed.
+def run_batch_program() -> Command:
+    """The command of ``run_batch`` on vLLM as it is installed."""
+    return as_installed(_RUN_BATCH)
+
+
+def as_installed(*words: Any) -> Command:
+    """The command of a program of the engine environment, with vLLM as it is installed.
 
     ``-S`` leaves our ``.pth`` files unread (decision 2), also in the processes it starts.
     """
     if not is_environment_tuned():
-        return (ENGINE_PYTHON, _RUN_BATCH)
-    packages = _packages()
-    return ("env", f"PYTHONPATH={packages}", ENGINE_PYTHON, "-S", _RUN_BATCH)
+        return (ENGINE_PYTHON, *words)
+    return ("env", f"PYTHONPATH={_packages()}", ENGINE_PYTHON, "-S", *words)
 
 
 def is_environment_tuned() -> bool:
@@ -161,19 +183,19 @@ def run_with(
     warm_up: str,
     *,
     limit_seconds: float | None = None,
-) -> dict[Job, float]:
+) -> dict[Job, Used]:
     """The seconds of each job, as a program prints them that is given jobs and options.
 
     Raises ``TimeoutExpired`` if the program has not ended in ``limit_seconds``; then it is killed.
     """
     with _command_for(command, jobs, options, warm_up) as words:
         seconds = _printed_by(words, _SECONDS, limit_seconds)[len(_ways(jobs)) :]
-    return dict(zip(jobs, map(float, seconds), strict=True))
+    return dict(zip(jobs, map(_used, seconds), strict=True))
 
 
 def in_turns(
     shares: dict[Command, list[Job]], order: Sequence[Job], options: Sequence[str], warm_up: str
-) -> dict[Job, float]:
+) -> dict[Job, Used]:
     """The seconds of each job, one at a time in ``order``; ``shares`` are those of each program.
 
     The programs are started together and wait for their turns. Exits if one of them fails.
@@ -193,7 +215,7 @@ def in_turns(
 @contextlib.contextmanager
 def _taking_turns(
     command: Command, jobs: Sequence[Job], options: Sequence[str], warm_up: str
-) -> Iterator[Callable[[], float]]:
+) -> Iterator[Callable[[], Used]]:
     """Start a program; each call lets it answer its next file, and returns the seconds of it.
 
     From one call to the next it stands still, with all that it has started: engines spin for a
@@ -208,7 +230,7 @@ def _taking_turns(
         assert process.stdout is not None
         asked, told = process.stdin.fileno(), process.stdout
 
-        def turn() -> float:
+        def turn() -> Used:
             _tell(process.pid, signal.SIGCONT)
             time.sleep(_SETTLE_SECONDS)
             with contextlib.suppress(BrokenPipeError):
@@ -218,7 +240,7 @@ def _taking_turns(
                     errors.seek(0)
                     _fail(words, errors.read())
             _tell(process.pid, signal.SIGSTOP)
-            return float(line.removeprefix(_SECONDS))
+            return _used(line.removeprefix(_SECONDS))
 
         try:
             yield turn
@@ -291,19 +313,24 @@ def _fail(command: Sequence[str], errors: str) -> NoReturn:
     sys.exit(f"{' '.join(command)[:300]} failed:\n{errors[-3000:]}")
 
 
-def judged(job: Job, seconds: float) -> Timed:
+def judged(job: Job, used: Used) -> Timed:
     asked = {line["custom_id"]: line["body"]["max_tokens"] for line in _lines(job.file)}
     usages = {line["custom_id"]: line["response"]["body"]["usage"] for line in _lines(job.output)}
     if {name: usage["completion_tokens"] for name, usage in usages.items()} != asked:
         sys.exit(f"{job.way} did not do all the work of {job.file}.")
     return Timed(
         job,
-        seconds,
+        used.seconds,
         requests=len(asked),
         output_tokens=sum(asked.values()),
         prompt_tokens=sum(usage["prompt_tokens"] for usage in usages.values()),
         cached_tokens=sum(map(_cached_tokens, usages.values())),
+        front_end_seconds=used.front_end_seconds,
     )
+
+
+def _used(words: str) -> Used:
+    return Used(*map(float, words.split()))
 
 
 def _cached_tokens(usage: dict[str, Any]) -> int:

@@ -79,9 +79,9 @@ def test_what_came_of_a_job_is_read_from_its_output(tmp_path: Path) -> None:
     job = Job(OURS, str(tmp_path / "in"))
     (tmp_path / "in").write_text(json.dumps({"custom_id": "a", "body": {"max_tokens": 8}}) + "\n")
     (tmp_path / "in.batchyard.out").write_text(answer("a", 8))
-    found = timed.judged(job, 2.0)
+    found = timed.judged(job, timed.Used(2.0, 0.5))
     assert (found.requests, found.output_tokens, found.cached) == (1, 8, 0.4)
-    assert (found.rate, found.token_rate) == (0.5, 4.0)
+    assert (found.rate, found.token_rate, found.front_end_seconds) == (0.5, 4.0, 0.5)
 
 
 def test_other_tools_are_compared_with_the_run_batch_of_the_engine() -> None:
@@ -152,7 +152,7 @@ def test_programs_take_turns_in_the_order_of_the_jobs(tmp_path: Path) -> None:
     one, other = taking_turns("one", log), taking_turns("other", log, seconds=2.0)
     a, b, c = Job("way", "1"), Job("their way", "1"), Job("way", "2")
     seconds = timed.in_turns({one: [a, c], other: [b]}, [a, b, c], [], "warm-up")
-    assert seconds == {a: 1.0, b: 2.0, c: 1.0}
+    assert seconds == {a: (1.0, 0.0), b: (2.0, 0.0), c: (1.0, 0.0)}
     assert log.read_text().split() == ["one", "other", "one", "other", "one"]
 
 
@@ -171,7 +171,7 @@ def test_a_job_that_did_less_than_it_was_asked_for_is_void(tmp_path: Path) -> No
     (tmp_path / "in").write_text(json.dumps({"custom_id": "a", "body": {"max_tokens": 8}}) + "\n")
     (tmp_path / "in.batchyard.out").write_text(answer("a", 7))
     with pytest.raises(SystemExit, match="did not do all the work"):
-        timed.judged(job, 2.0)
+        timed.judged(job, timed.Used(2.0, 0.5))
 
 
 def big_parent(mebibytes: int) -> bytes:
@@ -234,6 +234,8 @@ def test_waits_beside_a_large_batch_are_compared_with_those_alone() -> None:
 def test_every_way_answers_short_requests_on_vllm() -> None:
     rates = overhead.measure(overhead.Size(requests=60, barrier_requests=20, files=1))
     assert set(rates.rates) == set(overhead.NAMES)
+    assert all(seconds > 0 for seconds in rates.front_ends.values())
+    assert len(rates.to_naive) == 1
     assert rates.ratio(RUN_BATCH) == 1.0
     assert "| 60 short requests" in overhead.table(rates)
 

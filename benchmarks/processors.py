@@ -1,0 +1,44 @@
+"""Processor time of an engine's front end while it runs, from ``/proc``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_BEHIND: Final = ("VLLM::Engine", "VLLM::Worker")
+"""How the names begin that vLLM gives to the processes that compute, and to all below them."""
+
+
+class FrontEnd:
+    """The processor seconds, from now on, of the processes of an engine that are not its core.
+
+    They read requests, make tokens of them, and write answers. ``pid``: the first of them, or who
+    started it and does nothing himself.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._before = {each: _ticks(each) for each in _front(pid)}
+
+    def seconds(self) -> float:
+        """Of all threads, in and out of the kernel."""
+        used = (_ticks(pid) - before for pid, before in self._before.items())
+        return sum(used) / _TICKS
+
+
+def _front(pid: int) -> Iterator[int]:
+    if Path(f"/proc/{pid}/comm").read_text().startswith(_BEHIND):
+        return
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from _front(int(child))
+
+
+def _ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
