@@ -21,8 +21,8 @@ RESPONSES_SECONDS: Final = 0.5
 """How often background responses are collected, and looked for in results."""
 RETRY_SECONDS: Final = 0.5
 """The pause before the second attempt of a request; it doubles with each further one."""
-CACHE_SECONDS: Final = 3.0
-"""How often a runner asks its engine how full its cache is; the page asks as often."""
+OCCUPANCY_SECONDS: Final = 3.0
+"""How often a runner asks its engine how full it is; the page asks as often."""
 LENGTHS_SECONDS: Final = 2.0
 """How often a runner writes what it has learned of the lengths of answers."""
 ESTIMATE_SECONDS: Final = 0.5

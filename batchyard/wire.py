@@ -189,7 +189,8 @@ class BatchWarning(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The Batch object: all 22 keys, always, in this order.
 
-    ``warnings``, which OpenAI does not have, is absent unless there are any.
+    OpenAI does not have the last two. ``warnings`` is absent unless there are any; ``limited_by``,
+    what kept the batch from being faster, until its end and if it ran for some seconds only.
     """
 
     id: str
@@ -215,6 +216,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     usage: BatchUsage = BatchUsage()
     metadata: dict[str, str] | None = None
     warnings: tuple[BatchWarning, ...] | msgspec.UnsetType = msgspec.UNSET
+    limited_by: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Ends(Protocol):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from batchyard.logs.time_words import duration, moment
 from batchyard.results.line_errors import count_words
 from batchyard.wire import ended_at
@@ -34,6 +36,7 @@ def facts_of(batch: Batch, errors: Sequence[ErrorCount] = ()) -> dict[str, str]:
         "Tokens": token_words(
             usage.input_tokens, usage.input_tokens_details.cached_tokens, usage.output_tokens
         ),
+        "Limited": "" if batch.limited_by is msgspec.UNSET else batch.limited_by,
         "Endpoint": batch.endpoint,
         "Model": batch.model or "",
         "Results": batch.output_file_id or "",

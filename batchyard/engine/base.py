@@ -144,6 +144,18 @@ class LiveServer:
     promise: LivePromise
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full an engine is, as it says itself, with the requests of all its users."""
+
+    running: float
+    """Sequences that it computes."""
+    waiting: float
+    """Sequences that wait in its core."""
+    cache_used: float | None = None
+    """The share of its KV cache that they use, 0 to 1; None: not known."""
+
+
 class Gate(Protocol):
     """Says whether an engine that others use has room for one more request."""
 
@@ -223,8 +235,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def cache_used(self) -> float | None:
-        """The share of its KV cache that requests use now, 0 to 1; None: not known.
+    async def occupancy(self) -> Occupancy | None:
+        """How full it is now; None: not known.
 
         Raises :class:`~batchyard.errors.EngineLost` when the engine's server gives no answer.
         """

@@ -53,6 +53,7 @@ EVENTS: Final = {
     "batches.not_claimed": "The database gave no batches; it is asked again.",
     "batches.not_seen": "The database did not give the state of this process's batches; it "
     "is asked again.",
+    "bounds.not_written": "What limited a batch could not be recorded; a part of it is missing.",
     "chain.not_seen": "The lines of a chain could not be handed to its next stage; it begins again "
     "from what is durable.",
     "chain.part_made": "Lines of a chain that have their answers are a batch of its next stage.",

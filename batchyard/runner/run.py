@@ -16,6 +16,7 @@ from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.metrics import metric_families as families
 from batchyard.processes.beside import beside
+from batchyard.runner.bounds import Bounds
 from batchyard.runner.chunk.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk.chunk import ChunkRun
 from batchyard.runner.chunk.chunk_plan import BatchSources
@@ -111,6 +112,7 @@ class Runner:
         self._retry = RetryPolicy(services.settings.request_attempts, intervals.RETRY_SECONDS)
         self._counts = RunnerCounts()
         self._meter = LoadMeter()
+        self._bounds = Bounds(services)
         self._releases = Releases(services, self._retry, self._counts, is_shared=batch_id is None)
         self._held = HeldChunks(services, self._releases)
         self._not_found = NotFoundWatch(services)
@@ -294,6 +296,7 @@ class Runner:
                 partial(self._inputs.path, lease.batch_id),
                 partial(self._traits.of, lease.batch_id),
                 partial(self._serving.learning.of, lease.batch_id),
+                partial(self._bounds.write, lease.batch_id),
             ),
             on_answer=partial(self._count_answer, lease.batch_id),
             turn=self._copying,
@@ -383,6 +386,12 @@ class Runner:
             self._held.waits.refusing = self._window.refusals.told()
             await self._held.look_at_waits()
             await self._progress.show_wait(self._held.wait)
+            self._bounds.look(
+                self._held.running.values(),
+                seats=self._engine.max_num_seqs,
+                occupancy=self._serving.watch.occupancy,
+                has_claimed_all=self._serving.has_claimed_all,
+            )
 
     async def _tidy(self) -> None:
         """Remove inputs that are not needed any more. Other runners end with their batch."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from batchyard.metrics import metric_families as families
 from batchyard.metrics.published import Figures
 from batchyard.runner.claims.claims import Claims
-from batchyard.runner.meters.cache_watch import CacheWatch
+from batchyard.runner.meters.engine_watch import EngineWatch
 from batchyard.runner.meters.learning import Learning
 from batchyard.runner.meters.pace import Pace
 from batchyard.runner.window.admission import AdmissionQueue
@@ -75,17 +75,17 @@ class Serving:
         self._pace = Pace(window)
         self.has_claimed_all = False
         """Whether there was nothing more to claim when that was looked for last."""
+        self.watch = EngineWatch(engine)
         self._held = held
         self._engine = engine
-        self._cache = CacheWatch(engine)
 
     @contextlib.asynccontextmanager
     async def measured(self, registration: Registration | None) -> AsyncIterator[None]:
-        """While the block runs, learn from answers; of a registered runner, watch the cache too."""
+        """While the block runs, learn from answers, and watch how full the engine is."""
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.learning.going_on())
+            await stack.enter_async_context(self.watch.going_on())
             if registration is not None:
-                await stack.enter_async_context(self._cache.going_on())
                 self.window.seats.prompt_cost.believed = await registration.prompt_weight()
             yield
 
@@ -118,9 +118,10 @@ class Serving:
 
     def load(self, meter: LoadMeter) -> EngineLoad:
         """What the engine has to do now."""
+        occupancy = self.watch.occupancy
         return meter.load(
             running=self.window.in_flight,
             waiting=self.window.queued,
             window=self.window.limit,
-            cache_used=self._cache.used,
+            cache_used=None if occupancy is None else occupancy.cache_used,
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -340,7 +341,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             lease=lease,
             window=window,
             admission=Admission(queue, lease, entry, set(), may_return=lambda: True),
-            batch=BatchSources(fetch_input, find_facts, find_lengths),
+            batch=BatchSources(fetch_input, find_facts, find_lengths, AsyncMock()),
             on_answer=lambda _, __: None,
             turn=asyncio.Lock(),
             backpressure=Backpressure(),

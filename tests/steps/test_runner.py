@@ -9,6 +9,7 @@ import pytest
 
 from batchyard import intervals
 from batchyard.control.reconcile import Watch, reconcile
+from batchyard.engine.base import Occupancy
 from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import EngineLost, StoreUnavailable
 from batchyard.metrics.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, REFUSING, WINDOW
@@ -147,15 +148,15 @@ async def test_a_runner_reports_how_full_the_cache_of_its_engine_is(
     yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as the engine says so: one that does not answer is not as full as it was."""
-    monkeypatch.setattr(intervals, "CACHE_SECONDS", 0.01)
+    monkeypatch.setattr(intervals, "OCCUPANCY_SECONDS", 0.01)
     said: list[float | Exception] = [0.375]
 
-    async def cache_used(_: StubEngine) -> float:
+    async def occupancy(_: StubEngine) -> Occupancy:
         if isinstance(answer := said[-1], Exception):
             raise answer
-        return answer
+        return Occupancy(1, 0, answer)
 
-    monkeypatch.setattr(StubEngine, "cache_used", cache_used)
+    monkeypatch.setattr(StubEngine, "occupancy", occupancy)
     pool.start()
     await reports_of_cache(yard, 0.375)
     said.append(EngineLost("the engine was lost"))

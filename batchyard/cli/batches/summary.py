@@ -100,6 +100,7 @@ async def summarise(
     lines += await _failed_lines(services, batch)
     lines += _aligned({"": facts.get("Copies", "")})
     lines += _aligned({"tokens": facts.get("Tokens", ""), "cost": cost_words(batch)})
+    lines += _aligned({"limited": facts.get("Limited", "")})
     wanted = await places_of(services, batch.id)
     undelivered = batch.undelivered or {}
     for name, kind, file_id, location in (

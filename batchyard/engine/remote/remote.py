@@ -32,7 +32,7 @@ from batchyard.engine.routes import post_routes, routes_with_field
 from batchyard.engine.sharing.controller import ShareController
 from batchyard.engine.sharing.gate import ShareGate
 from batchyard.engine.sharing.metrics_look import MetricsLook
-from batchyard.engine.sharing.progress_metrics import cache_used_of, requests_of, work_done_of
+from batchyard.engine.sharing.progress_metrics import occupancy_of, requests_of, work_done_of
 from batchyard.engine.sharing.request_size import expected_tokens
 from batchyard.errors import (
     EngineLost,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 
-    from batchyard.engine.base import Abort, EngineRequest
+    from batchyard.engine.base import Abort, EngineRequest, Occupancy
     from batchyard.engine.objective import Objective
     from batchyard.engine.remote.server_address import ServerAddress
     from batchyard.engine.remote.server_client import Look
@@ -219,12 +219,12 @@ class RemoteEngine:
         metrics = await self._metrics()
         return work_done_of(metrics) if requests_of(metrics) else None
 
-    async def cache_used(self) -> float | None:
+    async def occupancy(self) -> Occupancy | None:
         """From ``/metrics`` of a vLLM, all its users' requests included; else None.
 
         Raises :class:`~batchyard.errors.EngineLost`.
         """
-        return cache_used_of(await self._metrics())
+        return occupancy_of(await self._metrics())
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float

@@ -11,6 +11,7 @@ import contextlib
 import math
 import re
 
+from batchyard.engine.base import Occupancy
 from batchyard.engine.sharing.server_load import Histogram, ServerLoad
 
 # Tokens count when a prompt has been read or a token made. A prompt of many steps is read in
@@ -56,13 +57,17 @@ def load_of(metrics: str) -> ServerLoad | None:
     )
 
 
-def cache_used_of(metrics: str) -> float | None:
-    """The share of the KV cache in use, 0 to 1; None if these are not vLLM's.
+def occupancy_of(metrics: str) -> Occupancy | None:
+    """How full the engine is; None if these are not vLLM's.
 
-    Of several data-parallel ranks, that of the fullest: requests wait there first.
+    Of several data-parallel ranks, the cache is that of the fullest: requests wait there first.
     """
     shares = _numbers(_CACHE, metrics)
-    return min(1.0, max(0.0, *shares)) if shares else None
+    running, waiting = _sum(_RUNNING, metrics), _sum(_WAITING, metrics)
+    if shares is None and running is None:
+        return None
+    cache_used = min(1.0, max(0.0, *shares)) if shares else None
+    return Occupancy(running or 0.0, waiting or 0.0, cache_used)
 
 
 def _histogram(pattern: re.Pattern[str], metrics: str) -> Histogram:

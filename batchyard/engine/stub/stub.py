@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
     from pathlib import Path
 
-    from batchyard.engine.base import Abort, EngineRequest
+    from batchyard.engine.base import Abort, EngineRequest, Occupancy
     from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.lines.body_fields import Routes
 
@@ -170,8 +170,9 @@ class StubEngine:
             self._steps += self.running - self._hanging
         return float(self.executed + self._steps)
 
-    async def cache_used(self) -> None:
-        """None: it has no cache."""
+    async def occupancy(self) -> Occupancy | None:
+        """None: it says nothing of it."""
+        return None
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float

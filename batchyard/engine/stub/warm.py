@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EngineRequest,
         Gate,
         LiveServer,
+        Occupancy,
         StartProgress,
     )
     from batchyard.engine.prompt_counting.counter import CounterProgram
@@ -95,9 +96,9 @@ class WarmEngine:
         """See :meth:`batchyard.engine.base.Engine.work_done`."""
         return await self._engine.work_done()
 
-    async def cache_used(self) -> float | None:
-        """See :meth:`batchyard.engine.base.Engine.cache_used`."""
-        return await self._engine.cache_used()
+    async def occupancy(self) -> Occupancy | None:
+        """See :meth:`batchyard.engine.base.Engine.occupancy`."""
+        return await self._engine.occupancy()
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float

@@ -19,7 +19,7 @@ from batchyard.engine.base import LivePromise, LiveServer, StartProgress
 from batchyard.engine.middleware import line_stream
 from batchyard.engine.prompt_counting.counter import CounterProgram, counter_program
 from batchyard.engine.routes import post_routes
-from batchyard.engine.sharing.progress_metrics import cache_used_of, work_done_of
+from batchyard.engine.sharing.progress_metrics import occupancy_of, work_done_of
 from batchyard.engine.vllm.engine_log import (
     MAX_CAUSE_LINES,
     LogTail,
@@ -46,7 +46,7 @@ from batchyard.processes.guarded_process import GuardedProcess
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 
-    from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
+    from batchyard.engine.base import Abort, EngineAnswer, EngineRequest, Occupancy
     from batchyard.lines.body_fields import Routes
 
 log = event_logger(__name__)
@@ -222,9 +222,9 @@ class VllmEngine:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
         return work_done_of(await self.metrics())
 
-    async def cache_used(self) -> float | None:
+    async def occupancy(self) -> Occupancy | None:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
-        return cache_used_of(await self.metrics())
+        return occupancy_of(await self.metrics())
 
     async def metrics(self) -> str:
         """The engine's own metrics, in Prometheus' text format."""

@@ -122,6 +122,11 @@ class ChunkRun:
         return self.lease.key
 
     @property
+    def batch_id(self) -> str:
+        """The id of its batch."""
+        return self.lease.batch_id
+
+    @property
     def answered(self) -> int:
         """How many of its lines are finished."""
         return self._finished.tally.answered
@@ -197,6 +202,7 @@ class ChunkRun:
             self._raise_failure()
             if work.done():
                 _raise_error_of(work)
+                await self.batch.note_bounds()
                 await patiently(self._complete, "a chunk's end")
                 return self._finished.tally
             if interrupted.done():

@@ -48,11 +48,13 @@ class ChunkPlan:
 @dataclass(frozen=True, slots=True)
 class BatchSources:
     """Of one batch: ``input`` gives its input as a local file, ``facts`` what holds for all its
-    requests, ``lengths`` what is known of their answers."""
+    requests, ``lengths`` what is known of their answers. ``note_bounds`` is awaited before a chunk
+    is complete, and raises nothing."""
 
     input: Callable[[], Awaitable[Path]]
     facts: Callable[[], Awaitable[BatchFacts]]
     lengths: Callable[[], Awaitable[BatchLengths]]
+    note_bounds: Callable[[], Awaitable[None]]
 
 
 async def read_plan(services: Services, lease: ChunkLease, batch: BatchSources) -> ChunkPlan:

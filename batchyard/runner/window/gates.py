@@ -84,6 +84,11 @@ class ChunkState(Protocol):
         ...
 
     @property
+    def batch_id(self) -> str:
+        """The id of its batch."""
+        ...
+
+    @property
     def is_prepared(self) -> bool:
         """Whether its input and its plan have been read."""
         ...
@@ -226,7 +231,7 @@ def gate_of(chunk: ChunkState) -> ChunkGate | WindowGate | None:
         return None
     if window.backlog.waiting and (closed := closed_gate(window)) is not None:
         return closed
-    return _gate_before_window(chunk) if RETRY.is_open(chunk) else RETRY
+    return gate_before_window(chunk) if RETRY.is_open(chunk) else RETRY
 
 
 def lines_waiting(window: WindowState, chunks: Iterable[ChunkState]) -> dict[str, int]:
@@ -236,12 +241,12 @@ def lines_waiting(window: WindowState, chunks: Iterable[ChunkState]) -> dict[str
     if (closed := closed_gate(window)) is not None:
         waiting[closed.name] = len(window.backlog.queue)
     for chunk in chunks:
-        if (gate := _gate_before_window(chunk)) is not None:
+        if (gate := gate_before_window(chunk)) is not None:
             waiting[gate.name] += chunk.without_slot
     return waiting
 
 
-def _gate_before_window(chunk: ChunkState) -> ChunkGate | None:
+def gate_before_window(chunk: ChunkState) -> ChunkGate | None:
     """Where the first line of the chunk waits that has no slot; None: nowhere."""
     if not chunk.without_slot:
         return None

@@ -311,6 +311,7 @@ class Batches(Aggregate):
             fields={url: {**found} for url, found in (fields or {}).items()},
             ignored={},
             fewer_answers=0,
+            bounds={},
         )
         if options != record.options:
             # A retry has the options of the first batch.

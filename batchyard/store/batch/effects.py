@@ -1,4 +1,4 @@
-"""What runners have found of a batch's requests: fields that have no effect in their engine."""
+"""What runners have found of a batch: fields without effect in their engine, what bounds it."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ class BatchEffects(Aggregate):
         options = (await lock_batch(connection, batch_id)).options
         fewer = options.fewer_answers + lines
         await _write(connection, batch_id, replace(options, fewer_answers=fewer))
+
+    @writes
+    async def add_bounds(
+        self, connection: AsyncConnection, batch_id: str, seconds: Mapping[str, float]
+    ) -> None:
+        """Add how long each :class:`~batchyard.batch.bounds.Bound` held."""
+        options = (await lock_batch(connection, batch_id)).options
+        before = options.bounds
+        added = {name: round(before.get(name, 0.0) + more, 1) for name, more in seconds.items()}
+        await _write(connection, batch_id, replace(options, bounds={**before, **added}))
 
 
 async def _write(connection: AsyncConnection, batch_id: str, options: BatchOptions) -> None:

@@ -24,6 +24,7 @@ from sqlalchemy import (
 from sqlmodel import Field, SQLModel
 
 from batchyard.batch.batch_options import DeliveryKind  # noqa: TC001 - in a dataclass
+from batchyard.batch.bounds import bound_words
 from batchyard.batch.chains import Stage, stage_file_id
 from batchyard.batch.prices import BILLION
 from batchyard.batch_error import BatchError
@@ -238,6 +239,11 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
                 )
         return tuple(found)
 
+    @property
+    def limited_by(self) -> str:
+        """What kept it from being faster, in words; empty: it has not ended, or was too short."""
+        return bound_words(self.options.bounds) if self.status in TERMINAL else ""
+
     def _warnings_of_lines(self) -> list[BatchWarning]:
         found = [
             BatchWarning(
@@ -289,6 +295,7 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
             usage=self._usage_to_wire(),
             metadata=self.metadata,
             warnings=self.warnings or msgspec.UNSET,
+            limited_by=self.limited_by or msgspec.UNSET,
         )
 
     def _errors_to_wire(self) -> BatchErrors | None:

@@ -45,7 +45,7 @@ from tests.patience import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.engine.base import EngineAnswer, EngineRequest, Occupancy
     from batchyard.engine.vllm.vllm import VllmEngine
     from batchyard.results.results import ResultLine
 
@@ -199,16 +199,22 @@ async def test_an_adapter_answers_by_its_own_name_beside_its_model(
 
 
 @in_session_loop
-async def test_its_cache_fills_while_a_request_runs(session_vllm: VllmEngine) -> None:
+async def test_it_says_how_full_it_is_while_a_request_runs(session_vllm: VllmEngine) -> None:
+    async def occupancy() -> Occupancy:
+        said = await session_vllm.occupancy()
+        assert said is not None
+        return said
+
     running = asyncio.create_task(ask(session_vllm, request(1, slow_body())))
     async with asyncio.timeout(PATIENCE * 20):
-        while not (used := await session_vllm.cache_used()):  # noqa: ASYNC110 - nobody tells of it
+        while not (full := await occupancy()).cache_used:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.02)
-    assert 0 < used <= 1
+    assert (full.running, full.waiting) == (1, 0)
+    assert 0 < full.cache_used <= 1
     running.cancel()
     await asyncio.wait([running])
     async with asyncio.timeout(PATIENCE * 20):
-        while await session_vllm.cache_used() != 0:  # noqa: ASYNC110 - nobody tells of it
+        while (await occupancy()).cache_used != 0:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.02)
 
 

@@ -351,7 +351,11 @@ async def work_done_of(metrics: str, status: int = 200) -> float | None:
 
 
 async def cache_used_of(metrics: str, status: int = 200) -> float | None:
-    return await answer_of(RemoteEngine.cache_used, metrics, status)
+    async def used(engine: RemoteEngine) -> float | None:
+        occupancy = await engine.occupancy()
+        return None if occupancy is None else occupancy.cache_used
+
+    return await answer_of(used, metrics, status)
 
 
 async def answer_of(
