@@ -1,8 +1,9 @@
 """One line stream over several API servers of one engine, which listen on one socket.
 
-The kernel gives each new connection to one of the servers. So connections are opened until each
-server has one, and each request goes to the server that has the fewest. All servers hand their
-requests to one engine core, in the order in which they come.
+Of vLLM's servers the one with the fewest connections takes the next one, if it wakes up within
+five milliseconds. So connections are opened, and kept, until each server has one; those that a
+server has beyond its first are closed then. Each request goes to the server that has the fewest.
+All servers hand their requests to one engine core, in the order in which they come.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _NO_TAG: Final = 0
 """No request has it: the stream's own frames do."""
 _TRIES: Final = 16
 """Connections for each server that are opened to find one that has none yet."""
+_PAUSE_SECONDS: Final = 0.02
+"""Before a connection after one that found nothing new: the other servers had no processor."""
 
 
 async def stream_over(
@@ -71,21 +74,25 @@ async def _lanes(
     stack: contextlib.AsyncExitStack,
 ) -> list[_Lane]:
     found: dict[str, _Lane] = {}
-    for _ in range(_TRIES * servers):
-        lane = _Lane(answers)
-        async with contextlib.AsyncExitStack() as own:
-            lane.reading = await own.enter_async_context(
-                beside(lane.read(open_stream), name="lane")
-            )
-            server = await lane.opened()
-            if server not in found:
+    async with contextlib.AsyncExitStack() as spare:
+        for _ in range(_TRIES * servers):
+            lane = _Lane(answers)
+            async with contextlib.AsyncExitStack() as own:
+                lane.reading = await own.enter_async_context(
+                    beside(lane.read(open_stream), name="lane")
+                )
+                server = await lane.opened()
+                is_new = server not in found
+                await (stack if is_new else spare).enter_async_context(own.pop_all())
+            if is_new:
                 found[server] = lane
                 lane.reading.add_done_callback(lambda _: answers.put_nowait(None))
-                await stack.enter_async_context(own.pop_all())
-        if len(found) == servers:
-            break
-    else:
-        log.warning("engine.servers_missed", "the kernel gave them no connection", found=len(found))
+            if len(found) == servers:
+                break
+            if not is_new:
+                await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            log.warning("engine.servers_missed", "they took no connection", found=len(found))
     return list(found.values())
 
 

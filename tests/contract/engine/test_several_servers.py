@@ -15,7 +15,7 @@ from batchyard.engine.base import Abort, NoAnswer
 from batchyard.engine.middleware import line_frames
 from batchyard.engine.vllm import vllm
 from batchyard.errors import EngineLost
-from tests.contract.engine.conftest import request, require_vllm, slow_body, vllm_engine
+from tests.contract.engine.conftest import chat_body, request, require_vllm, slow_body, vllm_engine
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def test_both_answer_and_the_metrics_of_both_are_summed(
 
     async def each() -> AsyncIterator[EngineRequest]:
         for tag in range(20):
-            yield request(tag)
+            yield request(tag, chat_body("hi"))
 
     answers = [answer async for answer in engine.stream(each(), timeout_seconds=60)]
     assert {(answer.tag, answer.status) for answer in answers} == {(tag, 200) for tag in range(20)}
@@ -114,6 +114,6 @@ async def test_a_server_that_is_killed_ends_the_engine_which_can_be_started_agai
     await engine.start()
 
     async def one() -> AsyncIterator[EngineRequest]:
-        yield request(1)
+        yield request(1, chat_body("hi"))
 
     assert [answer.status async for answer in engine.stream(one(), timeout_seconds=60)] == [200]
