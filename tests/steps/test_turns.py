@@ -112,7 +112,8 @@ async def test_the_first_batch_is_ahead_of_other_tenants_by_the_engines_seats_on
     """Its requests could fill the window twice before the next batch is claimed."""
     for tenant in ("first", "second"):
         await yard.prepared(large_batch(tenant), tenant=tenant)
-    engine = StubEngine(max_num_seqs=8, latency=0.2)
+    # Longer than a busy machine takes to claim the second one.
+    engine = StubEngine(max_num_seqs=8, latency=1.5)
     async with serving(yard, engine):
         await until(lambda: asyncio.sleep(0, len(engine.log) >= 16), seconds=SOON_SECONDS)
     ahead = [request for request in engine.log[:16] if b"first" in request.body]
