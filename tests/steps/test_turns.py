@@ -96,14 +96,13 @@ async def test_large_batches_of_two_tenants_run_side_by_side_line_by_line(yard: 
     for tenant, chunk_requests in (("coarse", LARGE), ("fine", LARGE // 10)):
         yard.set(chunk_requests=chunk_requests)
         await yard.prepared(large_batch(tenant), tenant=tenant)
-    engine = StubEngine(max_num_seqs=8, latency=0.02)
+    # A chunk runs for far longer than a busy machine takes to claim the next one.
+    engine = StubEngine(max_num_seqs=8, latency=0.06)
     async with serving(yard, engine):
         await until(lambda: asyncio.sleep(0, engine.executed >= LARGE), seconds=SOON_SECONDS)
     ran = ["coarse" if b"coarse" in request.body else "fine" for request in engine.log]
     both = ran[ran.index("fine") : 3 * LARGE // 4]
-    # Turns of whole chunks would give it a tenth. A busy machine takes a while to claim each of its
-    # chunks, and the other one has the seats meanwhile.
-    assert 0.2 < both.count("fine") / len(both) < 0.8
+    assert 0.35 < both.count("fine") / len(both) < 0.65
 
 
 async def test_the_first_batch_is_ahead_of_other_tenants_by_the_engines_seats_only(
