@@ -36,9 +36,9 @@ class OpenEngine(VllmEngine):
 
     @property
     def pid(self) -> int:
-        """Of the process under which its others are."""
+        """Of the process under which its others are: the guardian, which does nothing itself."""
         assert self._running is not None
-        return self._running.process.pid
+        return self._running.process.session
 
     async def empty_cache(self) -> None:
         async with self.http() as session:

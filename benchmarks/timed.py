@@ -130,7 +130,7 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
     naive = (sys.executable, "-m", "benchmarks.naive_timed")
     several = as_installed(SERVERS_SCRIPT, "--api-server-count", servers_of(options))
     commands: dict[str, Command] = {
-        RUN_BATCH: as_installed(_RUN_BATCH),
+        RUN_BATCH: run_batch_program(),
         RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH),
         HTTP_INSTALLED: (*naive, *as_installed(*_SERVE), "--"),
         HTTP_SEVERAL: (*naive, *several, "--"),

@@ -49,6 +49,7 @@ GROUPS = {
 DEPLOYED = (
     "tests/api/test_beside_prefect",
     "tests/api/test_live",
+    "tests/api/test_openapi",
     "tests/api/test_postgres_and_s3",
     "tests/benchmarks/",
     "tests/cli/",

@@ -64,4 +64,4 @@ def bound_words(seconds: Mapping[str, float]) -> str:
     if total < LEAST_SECONDS:
         return ""
     most = max(seconds, key=lambda name: seconds[name])
-    return f"for {seconds[most] / total:.0%} of the time {_WORDS[Bound(most)]}"
+    return f"{seconds[most] / total:.0%} of the time by {_WORDS[Bound(most)]}"

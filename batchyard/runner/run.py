@@ -102,8 +102,9 @@ class Runner:
         self._engine: Engine
         self._window: Window
         self._serving: Serving
+        self._bounds: Bounds
         self._is_serving = False
-        """Whether these three are there: the engine runs."""
+        """Whether these four are there: the engine runs."""
         self._inputs = Inputs(services)
         self._traits = TraitsOfBatches(
             services, lambda batch: note_ignored(services, batch, self._window.routes)
@@ -112,7 +113,6 @@ class Runner:
         self._retry = RetryPolicy(services.settings.request_attempts, intervals.RETRY_SECONDS)
         self._counts = RunnerCounts()
         self._meter = LoadMeter()
-        self._bounds = Bounds(services)
         self._releases = Releases(services, self._retry, self._counts, is_shared=batch_id is None)
         self._held = HeldChunks(services, self._releases)
         self._not_found = NotFoundWatch(services)
@@ -153,6 +153,8 @@ class Runner:
                 batch_id=self.batch_id,
                 suits=self._suits,
             )
+            # It counts from now on, and not while the model loads.
+            self._bounds = Bounds(self.services)
             await stack.enter_async_context(self._serving.measured(self._registration))
             self._is_serving = True
             self._closing = stack.pop_all()

@@ -24,7 +24,7 @@ from commands.prefect.closed import PRIVATE_UMASK, new_login, server_command, se
 from commands.prefect.lean import LEAN_SERVER
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -60,6 +60,19 @@ async def _one_at_a_time(on_wait: Callable[[str], None]) -> AsyncIterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port that no other program is given before the server has it, which takes it late.
+
+    Linux lets the server listen beside a socket that is bound and does not listen, as both say
+    SO_REUSEADDR; asyncio does for its servers.
+    """
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 def _open_lock() -> int | None:
@@ -105,17 +118,15 @@ class OwnPrefect:
         :func:`.first_answer`. Raises :class:`~batchyard.errors.DispatchFailed` if it never answers.
         """
         async with _one_at_a_time(on_wait):
-            if self._program is None:
-                self._program = self._launch(log_path)
-            if await first_answer(self._program, f"{self._url}/health", on_wait):
-                return Access(self._url, self._login)
+            with _reserved_port() as port:
+                if self._program is None:
+                    self._program = self._launch(log_path, port)
+                if await first_answer(self._program, f"{self._url}/health", on_wait):
+                    return Access(self._url, self._login)
         self.stop()
         raise DispatchFailed(f"The Prefect API of this command did not start: see {log_path}")
 
-    def _launch(self, log_path: Path) -> GuardedProcess:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    def _launch(self, log_path: Path, port: int) -> GuardedProcess:
         self._url = f"http://127.0.0.1:{port}/api"
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -300,6 +300,7 @@ def test_a_deep_estimate_says_why_nothing_was_counted(alone: Run, tmp_path: Path
     assert "1 line not counted: PREFECT_API_URL is not set" in ended.stdout
 
 
+@pytest.mark.vllm
 def test_fields_that_vllm_ignores_are_a_warning(alone: Run, tmp_path: Path) -> None:
     require_vllm()
     lines = [chat_line("a", "x"), chat_line("b", "x")]

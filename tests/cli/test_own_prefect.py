@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import socket
 import sqlite3
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -49,6 +51,19 @@ async def test_it_waits_until_the_server_of_another_command_has_made_the_tables(
     assert access.url
     with (prefect_home / "batchyard-start.lock").open("w") as next_one:
         fcntl.flock(next_one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+async def test_its_port_is_given_to_no_other_program_while_it_starts(
+    server: OwnPrefect, prefect_home: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "prefect.log"
+    starting = asyncio.create_task(server.start(log))
+    while not log.exists():  # noqa: ASYNC110 - a file sets no event
+        await asyncio.sleep(0.01)
+    address = ("127.0.0.1", urlsplit(server._url).port)
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(address)
+    assert await starting
 
 
 async def test_why_it_does_not_start_is_in_its_log(

@@ -62,11 +62,13 @@ def start(
         )
         started.append(process)
         deadline = time.monotonic() + PATIENCE * SECONDS
+        seen = b""
         while not list(terminal.home.glob("objects/batches/*/segments/*")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
+            has_ended = process.poll() is not None
             if window is not None:
-                read_all(window)
+                seen += read_all(window)
+            assert not has_ended, seen.decode(errors="replace")
+            assert time.monotonic() < deadline, seen.decode(errors="replace")
             time.sleep(0.1)
         return process
 
@@ -115,11 +117,13 @@ def test_a_reader_that_is_gone_does_not_keep_ctrl_c_from_ending_it(
     assert is_over(terminal.home, within_seconds=10.0)
 
 
-def read_all(window: int) -> None:
+def read_all(window: int) -> bytes:
     """A terminal that is not read takes no more at some point, and the command would wait."""
+    read = b""
     with contextlib.suppress(BlockingIOError):
-        while os.read(window, 65536):
-            pass
+        while more := os.read(window, 65536):
+            read += more
+    return read
 
 
 def processes_of(home: Path) -> list[int]:

@@ -105,7 +105,7 @@ def test_the_commands_that_it_prints_open_prefect(yard: Yard) -> None:
         cwd=yard.folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE * 60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -165,7 +165,7 @@ def test_the_batch_that_it_prints_is_made_from_any_folder(yard: Yard, tmp_path: 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE * 60,
         check=True,
     )
     made = json.loads(done.stdout)

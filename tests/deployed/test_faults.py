@@ -291,7 +291,7 @@ async def test_two_models_take_turns_in_one_place(deployment: Deployment) -> Non
     watcher = asyncio.create_task(watch())
     try:
         batches = []
-        for model, count in zip(sorted(models), (240, 24), strict=True):
+        for model, count in zip(sorted(models), (400, 24), strict=True):
             await deployment.serve(model, latency=0.3, max_num_seqs=4)
             source, _ = deployment.input(model, count)
             batches.append((await deployment.submit(source), source))

@@ -68,6 +68,10 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
+async def stands_by(prefect: SmallPrefect) -> bool:
+    return bool(prefect.runs)
+
+
 async def owner(services: Services) -> str | None:
     return await services.store.leases.owner_of(RECONCILER_LEASE)
 
@@ -76,6 +80,7 @@ async def test_one_keeps_going_and_the_next_one_stands_by(
     services: Services, api: PrefectApi, prefect: SmallPrefect
 ) -> None:
     async with at_work(services, api, "first"):
+        await until(lambda: stands_by(prefect))
         await asyncio.sleep(2 * LEASE_SECONDS)
         assert await owner(services) == "first"
         assert [run["deployment_id"] for run in prefect.runs] == ["reconcile--default"]
@@ -90,11 +95,8 @@ async def test_each_pass_starts_what_is_missing(
     async def is_started() -> bool:
         return "run-batches--default" in [run["deployment_id"] for run in prefect.runs]
 
-    async def stands_by() -> bool:
-        return bool(prefect.runs)
-
     async with at_work(services, api, "first"):
-        await until(stands_by)
+        await until(lambda: stands_by(prefect))
         assert not await is_started()
         await begun_batch(services.store)
         await until(is_started)

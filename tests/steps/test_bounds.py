@@ -113,5 +113,22 @@ async def test_files_that_take_long_to_come(yard: Yard, monkeypatch: pytest.Monk
     assert await bounds_of(yard, Telling(latency=0.0), lines) == Bound.INPUT
 
 
+class Loading(Telling):
+    """It takes far longer to start than to answer."""
+
+    started_at = 0.0
+
+    async def start(self, on_progress: Any = None) -> None:
+        await asyncio.sleep(4.0)
+        await super().start(on_progress)
+        self.started_at = time.monotonic()
+
+
+async def test_the_time_in_which_an_engine_starts_does_not_count(yard: Yard) -> None:
+    yard.use(engine := Loading(latency=0.5))
+    batch = await yard.run(chats(2))
+    assert sum(batch.options.bounds.values()) < time.monotonic() - engine.started_at
+
+
 async def test_a_batch_of_two_lines(yard: Yard) -> None:
     assert await bounds_of(yard, Telling(latency=1.0), chats(2)) == Bound.TOO_FEW

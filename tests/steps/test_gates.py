@@ -188,8 +188,14 @@ async def test_lines_wait_for_slots_and_for_their_turns(yard: Yard) -> None:
         await yard.prepared([chat_line(f"{name}-{n}") for n in range(50)], tenant=name)
     async with serving(yard, None) as runner:
         await until_at(runner, gates.SLOT, gates.TURN)
-        waiting = lines_at(runner)
-        assert waiting[gates.SLOT.name] + waiting[gates.TURN.name] == 100 - runner._window.size
+
+        async def are_all_there() -> bool:
+            waiting = lines_at(runner)
+            without_slot = waiting[gates.SLOT.name] + waiting[gates.TURN.name]
+            # It is full as soon as both chunks have begun.
+            return without_slot == 100 - runner._window.size
+
+        await until(are_all_there)
 
 
 async def test_lines_wait_for_the_group_before_them_after_crashes_of_processes(

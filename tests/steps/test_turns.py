@@ -96,7 +96,8 @@ async def test_large_batches_of_two_tenants_run_side_by_side_line_by_line(yard: 
     for tenant, chunk_requests in (("coarse", LARGE), ("fine", LARGE // 10)):
         yard.set(chunk_requests=chunk_requests)
         await yard.prepared(large_batch(tenant), tenant=tenant)
-    engine = StubEngine(max_num_seqs=8, latency=0.02)
+    # A chunk runs for far longer than a busy machine takes to claim the next one.
+    engine = StubEngine(max_num_seqs=8, latency=0.06)
     async with serving(yard, engine):
         await until(lambda: asyncio.sleep(0, engine.executed >= LARGE), seconds=SOON_SECONDS)
     ran = ["coarse" if b"coarse" in request.body else "fine" for request in engine.log]
@@ -110,7 +111,8 @@ async def test_the_first_batch_is_ahead_of_other_tenants_by_the_engines_seats_on
     """Its requests could fill the window twice before the next batch is claimed."""
     for tenant in ("first", "second"):
         await yard.prepared(large_batch(tenant), tenant=tenant)
-    engine = StubEngine(max_num_seqs=8, latency=0.2)
+    # Longer than a busy machine takes to claim the second one.
+    engine = StubEngine(max_num_seqs=8, latency=1.5)
     async with serving(yard, engine):
         await until(lambda: asyncio.sleep(0, len(engine.log) >= 16), seconds=SOON_SECONDS)
     ahead = [request for request in engine.log[:16] if b"first" in request.body]

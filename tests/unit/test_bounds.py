@@ -180,7 +180,7 @@ async def test_nothing_is_kept_of_batches_that_have_no_chunk_here() -> None:
 
 def test_the_sentence_names_what_held_longest_and_says_what_to_change() -> None:
     words = bound_words({"engine": 2.0, "front_end": 7.5, "too_few": 0.5})
-    assert words.startswith("for 75% of the time the engine's front end")
+    assert words.startswith("75% of the time by the engine's front end")
     assert "--api-server-count" in words
 
 

@@ -110,7 +110,6 @@ def _named(words: Sequence[str]) -> str:
 
 def _summary(name: str) -> str:
     """How the help of a command begins."""
-
     if name in _OURS:
         return first_paragraph(f"batchyard.cli.{_OURS[name]}")
     wanted = _ADDED_WITH.get(name, name)

@@ -25,7 +25,8 @@ from tests.contract.store.samples import (
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from batchyard.store import BatchLease, Store
 
@@ -51,9 +52,8 @@ async def test_two_hundred_batches_go_through_eight_workers_and_none_is_lost(
     news = [new_batch(tenant=f"t{n % 5}") for n in range(200)]
     async with (
         asyncio.timeout(PATIENCE * 60),
-        # A busy machine may let one of two hundred writes wait longer than users would.
-        open_store(database_url, patience_seconds=PATIENCE * 10) as one,
-        open_store(database_url, patience_seconds=PATIENCE * 10) as other,
+        patient(database_url) as one,
+        patient(database_url) as other,
     ):
         stores = (one, other)
         await asyncio.gather(*(stores[n % 2].batches.create(new) for n, new in enumerate(news)))
@@ -77,7 +77,7 @@ async def test_claims_over_the_same_tenants_do_not_wait_for_each_other(
     database_url: str, retries: list[str]
 ) -> None:
     """Each claim serves several tenants, and each of them has a row that is locked for it."""
-    async with open_store(database_url) as one, open_store(database_url) as other:
+    async with patient(database_url) as one, patient(database_url) as other:
         for n in range(20):
             await begun_batch(one, tenant=f"t{n % 4}")
 
@@ -99,7 +99,7 @@ async def test_renewals_and_forecasts_do_not_wait_for_each_other(
     database_url: str, retries: list[str]
 ) -> None:
     """Both write to many batches in one transaction."""
-    async with open_store(database_url) as one, open_store(database_url) as other:
+    async with patient(database_url) as one, patient(database_url) as other:
         batches = [await begun_batch(one) for _ in range(40)]
         held = [
             await one.batch_leases.claim(owner=owner, lease_seconds=60, limit=20)
@@ -126,7 +126,7 @@ async def test_rescuing_chunks_and_renewing_them_do_not_wait_for_each_other(
     database_url: str, retries: list[str]
 ) -> None:
     """A runner that was stopped for longer than its leases wakes up while they are put back."""
-    async with open_store(database_url) as one, open_store(database_url) as other:
+    async with patient(database_url) as one, patient(database_url) as other:
         await begun_batch(one, chunks=60)
 
         async def renew(store: Store, owner: str) -> None:
@@ -149,7 +149,7 @@ async def test_deliverers_and_a_change_of_endpoints_do_not_wait_for_each_other(
 ) -> None:
     """All of them write to many deliveries in one transaction, or one after the other to one."""
     keys = [sealing_key]
-    async with open_store(database_url, keys=keys) as one, open_store(database_url, keys=keys) as b:
+    async with patient(database_url, keys) as one, patient(database_url, keys) as b:
         endpoints = [await endpoint(one) for _ in range(4)]
         for _ in range(10):
             await ended(one, webhook=True)
@@ -175,6 +175,11 @@ async def test_deliverers_and_a_change_of_endpoints_do_not_wait_for_each_other(
 
         await asyncio.gather(*(deliver((one, b)[n % 2], f"d{n}") for n in range(4)), disable(one))
     assert retries == []
+
+
+def patient(url: str, keys: Sequence[str] = ()) -> AbstractAsyncContextManager[Store]:
+    """A busy machine may let one of hundreds of writes wait longer than users would."""
+    return open_store(url, keys=keys, patience_seconds=PATIENCE * 10)
 
 
 async def _begin_all(store: Store, owner: str) -> list[BatchLease]:
