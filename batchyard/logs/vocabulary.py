@@ -92,8 +92,8 @@ EVENTS: Final = {
     "engine.refusing": "A server has refused all requests for a while; batches wait for it.",
     "engine.routes_not_read": "An engine did not say which endpoints it has.",
     "engine.seats_unknown": "A server does not say how many requests it runs at once.",
-    "engine.servers_missed": "Some API servers of an engine took no connection; the others have all "
-    "of its lines.",
+    "engine.servers_missed": "Some API servers of an engine took no connection; the others have "
+    "all of its lines.",
     "engine.starting": "An engine was started.",
     "engine.stopped": "An engine was stopped.",
     "file.bytes_left": "The bytes of a deleted file remain for now; `expire-files` tries again.",
