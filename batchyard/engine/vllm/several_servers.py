@@ -50,21 +50,19 @@ async def stream_over(
         lanes = await _lanes(open_stream, servers, answers, stack)
         feeding = await stack.enter_async_context(beside(_feed(lanes, requests), name="lanes"))
         feeding.add_done_callback(lambda _: answers.put_nowait(None))
-        while True:
+        # Of what has ended each puts None behind its last answer.
+        running = len(lanes) + 1
+        while running:
             answer = await answers.get()
             if answer is not None:
                 yield answer
                 continue
-            # Something has ended: the requests, or a lane.
-            if feeding.done():
-                feeding.result()
-            ended = [lane.reading for lane in lanes if lane.reading.done()]
-            for reading in ended:
-                reading.result()
-            if ended and not feeding.done():
+            running -= 1
+            ended = [task for task in (feeding, *(lane.reading for lane in lanes)) if task.done()]
+            for task in ended:
+                task.result()
+            if not feeding.done():
                 raise EngineLost("one of the engine's servers closed its connection")
-            if len(ended) == len(lanes):
-                return
 
 
 async def _lanes(

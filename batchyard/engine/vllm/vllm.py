@@ -331,6 +331,10 @@ class VllmEngine:
     def _environment(self, folder: Path) -> dict[str, str]:
         # The engine's processes speak (pickle) over sockets; theirs belong where only we look.
         own = {"VLLM_RPC_BASE_PATH": str(folder), **self._own_environment}
+        if self._api_servers > 1:
+            # vLLM sets it itself, but too late for servers that are copies of its first process
+            # (see `infra/engine`): they would have no metrics.
+            own["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
         return engine_environment(
             os.environ,
             own,

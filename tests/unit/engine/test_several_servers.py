@@ -25,6 +25,7 @@ class Servers:
         self.answers = asyncio.Event()
         self.closed: list[str] = []
         self.lost = asyncio.Event()
+        self.late = ""
 
     async def open(
         self, requests: AsyncIterator[Any], *, on_open: Callable[[str], None]
@@ -46,6 +47,8 @@ class Servers:
                 if self.lost.is_set() and name == "b":
                     raise EngineLost("b has ended")
             await self.answers.wait()
+            if name == self.late:
+                await asyncio.sleep(0.01)
             for tag in waiting:
                 yield EngineAnswer(tag, 200, b"{}")
         finally:
@@ -69,6 +72,18 @@ async def test_each_server_has_one_connection_and_half_of_the_requests() -> None
     assert sorted(await tags_of(servers, tagged(*range(10)))) == list(range(10))
     assert sorted(map(len, servers.got.values())) == [5, 5]
     assert servers.closed[:2] == ["a", "a"], "those that were opened in vain"
+
+
+async def test_answers_that_are_read_late_are_all_there() -> None:
+    """Both streams have ended before the first answer is taken."""
+    servers = Servers(["a", "b"])
+    servers.answers.set()
+    servers.late = "b"
+    found: list[int] = []
+    async for answer in stream_over(servers.open, 2, tagged(*range(10))):
+        await asyncio.sleep(0 if found else 0.1)
+        found.append(answer.tag)
+    assert sorted(found) == list(range(10))
 
 
 async def test_a_server_that_gets_no_connection_is_done_without() -> None:
