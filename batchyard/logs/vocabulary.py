@@ -206,6 +206,7 @@ FIELDS: Final = {
     "requests": "a number of requests",
     "runner": "the id of the runner",
     "server": "the host of an engine that runs already",
+    "servers": "how many API servers of an engine took a connection",
     "state": "the state of a Prefect flow run",
     "status": "the status of the batch or of the notification",
     "step": "the step of a batch",

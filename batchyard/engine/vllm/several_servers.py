@@ -90,7 +90,7 @@ async def _lanes(
             if not is_new:
                 await asyncio.sleep(_PAUSE_SECONDS)
         else:
-            log.warning("engine.servers_missed", "they took no connection", found=len(found))
+            log.warning("engine.servers_missed", "they took no connection", servers=len(found))
     return list(found.values())
 
 
