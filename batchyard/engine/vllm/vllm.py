@@ -333,7 +333,7 @@ class VllmEngine:
         own = {"VLLM_RPC_BASE_PATH": str(folder), **self._own_environment}
         if self._api_servers > 1:
             # vLLM sets it itself, but too late for servers that are copies of its first process
-            # (see `infra/engine`): they would have no metrics.
+            # (`infra/engine`): they would have no metrics.
             own["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
         return engine_environment(
             os.environ,

@@ -14,6 +14,7 @@ from batchyard.engine.vllm.vllm_options import (
     DeviceProfile,
     EngineOptions,
     added_options,
+    api_servers,
     detect_profile,
     engine_environment,
     names_hub_repository,
@@ -38,6 +39,24 @@ def test_a_bare_engine_gets_the_devices_batch_limits() -> None:
         "--enable-prompt-tokens-details",
         *("--disable-uvicorn-access-log", "--no-enable-log-requests"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("cores", "options", "environment", "servers"),
+    [
+        (2, [], {}, 1),
+        (7, [], {}, 1),
+        (8, [], {}, 2),
+        (96, [], {}, 4),
+        (2, ["--api-server-count", "3"], {}, 3),
+        (96, ["--data-parallel-external-lb"], {}, 1),
+        (96, [], {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}, 1),
+    ],
+)
+def test_an_engine_has_an_api_server_for_each_four_cores_unless_its_options_decide(
+    cores: int, options: list[str], environment: dict[str, str], servers: int
+) -> None:
+    assert api_servers(EngineOptions(options), environment, cores) == servers
 
 
 @pytest.mark.parametrize(
