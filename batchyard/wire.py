@@ -189,8 +189,9 @@ class BatchWarning(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The Batch object: all 22 keys, always, in this order.
 
-    OpenAI does not have the last two. ``warnings`` is absent unless there are any; ``limited_by``,
-    what kept the batch from being faster, until its end and if it ran for some seconds only.
+    OpenAI does not have the last three. ``warnings`` is absent unless there are any;
+    ``limited_by``, what kept the batch from being faster, until its end and if it ran for some
+    seconds only; ``batch_invariant`` until its end and unless it is true.
     """
 
     id: str
@@ -217,6 +218,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     warnings: tuple[BatchWarning, ...] | msgspec.UnsetType = msgspec.UNSET
     limited_by: str | msgspec.UnsetType = msgspec.UNSET
+    batch_invariant: bool | msgspec.UnsetType = msgspec.UNSET
+    """No answer depended on what ran beside it, as far as its engines can: they said so."""
 
 
 class _Ends(Protocol):

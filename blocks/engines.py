@@ -66,6 +66,11 @@ class VllmEngineBlock(Block):
         default_factory=dict,
         description='Environment variables of the engine, such as {"HF_HOME": "/data/models"}.',
     )
+    batch_invariant: bool = Field(
+        default=False,
+        description="The answer to a request does not depend on the requests that run beside it, "
+        "as far as vLLM can: VLLM_BATCH_INVARIANT. On a CPU requests run one at a time.",
+    )
     adapters: dict[str, str] = Field(
         default_factory=dict,
         description="LoRA adapters of the model, by the names that request bodies carry: "
@@ -128,7 +133,7 @@ class VllmEngineBlock(Block):
             shlex.split(self.options),
             python=python,
             weights=self.weights or None,
-            environment=self.environment,
+            environment=self.environment | self._invariance(),
             log_path=log_path,
             media_domains=media_domains,
             live=self.live,
@@ -138,6 +143,9 @@ class VllmEngineBlock(Block):
             ),
             adapters=self.adapters,
         )
+
+    def _invariance(self) -> dict[str, str]:
+        return {"VLLM_BATCH_INVARIANT": "1"} if self.batch_invariant else {}
 
 
 class RemoteEngineBlock(Block):

@@ -37,6 +37,7 @@ def facts_of(batch: Batch, errors: Sequence[ErrorCount] = ()) -> dict[str, str]:
             usage.input_tokens, usage.input_tokens_details.cached_tokens, usage.output_tokens
         ),
         "Limited": "" if batch.limited_by is msgspec.UNSET else batch.limited_by,
+        "Batch-invariant": "" if batch.batch_invariant is msgspec.UNSET else "yes",
         "Endpoint": batch.endpoint,
         "Model": batch.model or "",
         "Results": batch.output_file_id or "",

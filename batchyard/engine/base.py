@@ -181,6 +181,9 @@ class Engine(Protocol):
     adapters: frozenset[str]
     """The names of the model's adapters, which request bodies may carry instead."""
 
+    is_batch_invariant: bool
+    """Whether an answer does not depend on what runs beside it; False: not known."""
+
     @property
     def max_num_seqs(self) -> int:
         """How many sequences the engine runs at once."""

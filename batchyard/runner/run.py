@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from batchyard.runner.window.admission import Admission
     from batchyard.schedule.turns import QueueEntry
     from batchyard.services.services import Services
-    from batchyard.store import ChunkLease
+    from batchyard.store import BatchRecord, ChunkLease
     from batchyard.wire import TokenUsage
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
@@ -106,9 +106,7 @@ class Runner:
         self._is_serving = False
         """Whether these four are there: the engine runs."""
         self._inputs = Inputs(services)
-        self._traits = TraitsOfBatches(
-            services, lambda batch: note_ignored(services, batch, self._window.routes)
-        )
+        self._traits = TraitsOfBatches(services, self._note_engine)
         self._copying = asyncio.Lock()
         self._retry = RetryPolicy(services.settings.request_attempts, intervals.RETRY_SECONDS)
         self._counts = RunnerCounts()
@@ -304,6 +302,14 @@ class Runner:
             turn=self._copying,
             backpressure=self._held.backpressure,
         )
+
+    async def _note_engine(self, batch: BatchRecord) -> None:
+        """Record what the engine will do with the batch, before it gets the first line."""
+        await note_ignored(self.services, batch, self._window.routes)
+        known, is_now = batch.options.batch_invariant, self._engine.is_batch_invariant
+        if known is None or (known and not is_now):
+            note = self.services.store.batch_effects.note_engine
+            await patiently(lambda: note(batch.id, is_batch_invariant=is_now), "an engine")
 
     def _make_window(self) -> Window:
         settings = self.services.settings

@@ -430,4 +430,4 @@ def test_no_route_works_without_a_key(api: Api) -> None:
 
 def test_the_shape_is_that_of_the_wire() -> None:
     """What OpenAI does not have comes last, and only if there is something to say."""
-    assert list(Batch.__struct_fields__) == [*KEYS, "warnings", "limited_by"]
+    assert list(Batch.__struct_fields__) == [*KEYS, "warnings", "limited_by", "batch_invariant"]

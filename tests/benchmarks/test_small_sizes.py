@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.engine.base import EngineAnswer
 from benchmarks import (
     batch_list,
     cache_isolation,
@@ -25,6 +27,7 @@ from benchmarks import (
     plan_gain,
     plan_speed,
     rss_flat,
+    same_answers,
     shared_roots,
     shared_server,
     timed,
@@ -33,6 +36,11 @@ from benchmarks import (
 from benchmarks.peak_memory import peak_mebibytes
 from benchmarks.timed import OURS, RUN_BATCH, Job, Timed
 from tests.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable
+
+    from batchyard.engine.base import EngineRequest
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +71,35 @@ def test_what_lengths_are_worth_is_simulated() -> None:
     assert tails["a later one"] < tails["as before"]
     assert all(0 <= error < 10 for each in found.etas for error in each.errors)
     assert "| one kind, learned in the batch |" in lengths.table(found)
+
+
+class Echo:
+    """Answers with the request's own text; ``counts``: and with how many came before."""
+
+    def __init__(self, *, counts: bool = False) -> None:
+        self._counts = counts
+        self._came = 0
+
+    async def stream(
+        self, requests: AsyncIterable[EngineRequest], **_: object
+    ) -> AsyncGenerator[EngineAnswer, None]:
+        async for request in requests:
+            self._came += self._counts
+            message = {"content": f"{request.body!r} {self._came}"}
+            choices = [{"message": message, "finish_reason": "stop"}]
+            yield EngineAnswer(request.tag, 200, json.dumps({"choices": choices}).encode())
+
+
+async def test_answers_of_one_request_are_compared_over_orders_and_windows() -> None:
+    asked = same_answers.bodies(24)
+    same = await same_answers.answers_of(Echo(), asked)
+    assert (same.requests, same.differing) == (24, 0)
+    assert len(same.seconds) == 9
+    other = await same_answers.answers_of(Echo(counts=True), asked)
+    assert other.differing == 24
+    table = same_answers.table({False: other, True: same})
+    assert "| 24 requests, three orders, three windows |" in table
+    assert "| as Batchyard starts it | **100.0%** | 1.00× |" in table
 
 
 def answer(custom_id: str, tokens: int) -> str:

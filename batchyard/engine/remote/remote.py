@@ -90,6 +90,9 @@ class RemoteEngine:
     to be considered on a server that has none.
     """
 
+    is_batch_invariant = False
+    """No server says it."""
+
     def __init__(
         self,
         base_url: str,

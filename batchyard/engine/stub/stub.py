@@ -68,6 +68,9 @@ class StubEngine:
     witness outlives its process. The first ``start_failures`` starts fail.
     """
 
+    is_batch_invariant = False
+    """As a real engine has it, where a test sets it."""
+
     def __init__(
         self,
         model: str = "stub-model",

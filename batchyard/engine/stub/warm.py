@@ -35,6 +35,7 @@ class WarmEngine:
     def __init__(self, engine: Engine) -> None:
         self.model = engine.model
         self.adapters = engine.adapters
+        self.is_batch_invariant = engine.is_batch_invariant
         self._engine = engine
         self._is_warm = False
         # Two runners at once must not both start it.

@@ -33,12 +33,14 @@ from batchyard.engine.vllm.lora import are_here, lora_options, module_names
 from batchyard.engine.vllm.several_servers import stream_over
 from batchyard.engine.vllm.vllm_options import (
     CPU,
+    CPU_ALONE,
     DeviceProfile,
     EngineOptions,
     added_options,
     api_servers,
     detect_profile,
     engine_environment,
+    is_batch_invariant,
 )
 from batchyard.engine.vllm.vllm_version import vllm_version
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
@@ -134,6 +136,7 @@ class VllmEngine:
         self._api_servers = api_servers(
             self._options, os.environ | self._own_environment, len(os.sched_getaffinity(0))
         )
+        self.is_batch_invariant = is_batch_invariant(os.environ | self._own_environment)
         self._adapters = dict(adapters or {})
         self.adapters = frozenset([*self._adapters, *module_names(options)])
         self._start_timeout_seconds = start_timeout_seconds
@@ -281,7 +284,7 @@ class VllmEngine:
     def _device(self) -> DeviceProfile:
         if self._profile is None:
             self._profile = detect_profile(os.environ | self._own_environment)
-        return self._profile
+        return CPU_ALONE if self._profile is CPU and self.is_batch_invariant else self._profile
 
     def _launch(self) -> tuple[_Running, LogTail]:
         folder = private_folder()
@@ -310,7 +313,7 @@ class VllmEngine:
     def _command(self, socket_path: Path) -> list[str]:
         words = [
             *self._options.words,
-            *lora_options(self._adapters, self._options, on_cpu=self._device() is CPU),
+            *lora_options(self._adapters, self._options, on_cpu=self._device() in {CPU, CPU_ALONE}),
             *added_options(
                 self.model,
                 self._weights,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from batchyard.engine.middleware.line_stream import LINE_PRIORITY_VARIABLE
+from batchyard.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +50,7 @@ _ONE_SERVER = (
     "enable-elastic-ep",
 )
 """With each of them vLLM 0.32 has one API server, or decides by itself."""
+_BATCH_INVARIANT: Final = "VLLM_BATCH_INVARIANT"
 _CORES_OF_A_SERVER: Final = 4
 _MOST_SERVERS: Final = 4
 _MULTIPLIERS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
@@ -64,6 +66,8 @@ class DeviceProfile:
 
 
 CPU = DeviceProfile("cpu", max_num_seqs=256, max_num_batched_tokens=4096)
+CPU_ALONE = DeviceProfile("cpu", max_num_seqs=1, max_num_batched_tokens=4096)
+"""For answers that do not depend on what runs beside them: nothing does."""
 CUDA_SMALL = DeviceProfile("cuda", max_num_seqs=256, max_num_batched_tokens=8192)
 CUDA_LARGE = DeviceProfile("cuda", max_num_seqs=1024, max_num_batched_tokens=16384)
 
@@ -205,6 +209,11 @@ def api_servers(options: EngineOptions, environment: Mapping[str, str], cores: i
     return max(1, min(_MOST_SERVERS, cores // _CORES_OF_A_SERVER))
 
 
+def is_batch_invariant(environment: Mapping[str, str]) -> bool:
+    """Whether vLLM is told that an answer must not depend on what runs beside it."""
+    return environment.get(_BATCH_INVARIANT, "0") not in {"", "0"}
+
+
 def added_options(
     model: str,
     weights: str,
@@ -225,6 +234,8 @@ def added_options(
         if name not in options:
             added.extend((f"--{name}", *values))
 
+    if profile is CPU_ALONE:
+        added += _alone_options(options)
     default("model", weights)
     default("served-model-name", model)
     default("max-num-seqs", str(profile.max_num_seqs))
@@ -249,6 +260,21 @@ def added_options(
     if "enable-log-requests" not in options:
         added.append("--no-enable-log-requests")
     return added
+
+
+def _alone_options(options: EngineOptions) -> list[str]:
+    """One request at a time is ``CPU_ALONE``'s; what others have left in the cache is none's."""
+    has_others = options.number("max-num-seqs") not in {None, 1}
+    if has_others or ("enable-prefix-caching" in options and not _is_off(options)):
+        raise SettingsError(
+            "VLLM_BATCH_INVARIANT on a CPU is one request at a time without a prefix cache: leave "
+            "out --max-num-seqs and --enable-prefix-caching."
+        )
+    return [] if _is_off(options) else ["--no-enable-prefix-caching"]
+
+
+def _is_off(options: EngineOptions) -> bool:
+    return options.value("no-enable-prefix-caching") is not None
 
 
 def structured_backend(weights: str, options: EngineOptions) -> str:
@@ -298,7 +324,7 @@ def engine_environment(
         and name not in _NOT_FOR_ENGINES
     }
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
-    if profile is CPU and "kv-cache-memory-bytes" not in options:
+    if profile in {CPU, CPU_ALONE} and "kv-cache-memory-bytes" not in options:
         # vLLM's own choice is nearly all of the machine's memory.
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(4, memory_bytes() // 4 // GIB)))
     if "otlp-traces-endpoint" in options:
@@ -312,6 +338,9 @@ def engine_environment(
         # Under another policy vLLM refuses requests with a priority.
         environment[LINE_PRIORITY_VARIABLE] = str(LINE_PRIORITY)
     environment = defaults | environment | dict(own)
+    if profile is CPU_ALONE:
+        # Its kernels are for GPUs: on a CPU, vLLM 0.32 ends at its start with a TypeError.
+        environment.pop(_BATCH_INVARIANT, None)
     paths = [str(python_path), own.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     # Without this `python -m` would import from the working directory first.

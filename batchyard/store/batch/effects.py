@@ -1,4 +1,4 @@
-"""What runners have found of a batch: fields without effect in their engine, what bounds it."""
+"""What runners have found of a batch: what their engine does with its fields, what bounds it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ class BatchEffects(Aggregate):
         """Record the fields that an engine ignores, each with the lines that have it."""
         options = (await lock_batch(connection, batch_id)).options
         await _write(connection, batch_id, replace(options, ignored={**ignored}))
+
+    @writes
+    async def note_engine(
+        self, connection: AsyncConnection, batch_id: str, *, is_batch_invariant: bool
+    ) -> None:
+        """Record that such an engine has lines of the batch; one that is none outweighs others."""
+        options = (await lock_batch(connection, batch_id)).options
+        before = options.batch_invariant
+        after = is_batch_invariant and before is not False
+        if after != before:
+            await _write(connection, batch_id, replace(options, batch_invariant=after))
 
     @writes
     async def add_fewer_answers(

@@ -244,6 +244,11 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
         """What kept it from being faster, in words; empty: it has not ended, or was too short."""
         return bound_words(self.options.bounds) if self.status in TERMINAL else ""
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether it has ended, and all of its engines were batch-invariant."""
+        return self.status in TERMINAL and self.options.batch_invariant is True
+
     def _warnings_of_lines(self) -> list[BatchWarning]:
         found = [
             BatchWarning(
@@ -296,6 +301,7 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
             metadata=self.metadata,
             warnings=self.warnings or msgspec.UNSET,
             limited_by=self.limited_by or msgspec.UNSET,
+            batch_invariant=self.batch_invariant or msgspec.UNSET,
         )
 
     def _errors_to_wire(self) -> BatchErrors | None:

@@ -54,6 +54,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """The fields among these that its engine ignores, known once it runs."""
     fewer_answers: int = 0
     """Lines that got fewer answers than they ask for, at least."""
+    batch_invariant: bool | None = None
+    """Whether all engines that had lines of it are batch-invariant; None: none had any yet."""
     bounds: dict[str, float] = {}
     """Seconds for which each :class:`~batchyard.batch.bounds.Bound` held."""
     adapters: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import pytest
 from batchyard.engine.vllm.vllm import VllmEngine
 from batchyard.engine.vllm.vllm_options import (
     CPU,
+    CPU_ALONE,
     CUDA_LARGE,
     CUDA_SMALL,
     DeviceProfile,
@@ -21,8 +22,11 @@ from batchyard.engine.vllm.vllm_options import (
     profile_of_gpu,
     structured_backend,
 )
+from batchyard.errors import SettingsError
+from blocks import VllmEngineBlock
 
 PYTHON = Path("/engine/bin/python")
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
 
 
 def added(*options: str, weights: str = "org/m", profile: DeviceProfile = CUDA_LARGE) -> list[str]:
@@ -319,3 +323,55 @@ def test_lines_have_a_priority_only_where_vllm_takes_one() -> None:
 
     assert priority() == priority("--scheduling-policy", "priority") == "1"
     assert priority("--scheduling-policy=fcfs") is priority(live=False) is None
+
+
+def test_on_a_cpu_answers_that_must_not_depend_on_others_are_made_one_at_a_time() -> None:
+    engine = VllmEngine("m", python=PYTHON, profile=CPU, environment=INVARIANT)
+    assert engine.is_batch_invariant
+    assert engine.max_num_seqs == 1
+    words = added(profile=CPU_ALONE)
+    assert words[words.index("--max-num-seqs") + 1] == "1"
+    assert "--no-enable-prefix-caching" in words
+
+
+@pytest.mark.parametrize(
+    "options", [["--max-num-seqs", "8"], ["--enable-prefix-caching"], ["--enable_prefix_caching"]]
+)
+def test_an_option_against_that_is_refused(options: list[str]) -> None:
+    with pytest.raises(SettingsError, match="leave out --max-num-seqs"):
+        added(*options, profile=CPU_ALONE)
+
+
+@pytest.mark.parametrize("options", [["--max-num-seqs=1"], ["--no-enable-prefix-caching"]])
+def test_an_option_that_says_the_same_is_kept(options: list[str]) -> None:
+    words = [*options, *added(*options, profile=CPU_ALONE)]
+    assert " ".join(words).count("max-num-seqs") == 1
+    assert words.count("--no-enable-prefix-caching") == 1
+
+
+def test_a_gpu_has_kernels_for_it_and_keeps_its_batches() -> None:
+    engine = VllmEngine("m", python=PYTHON, profile=CUDA_LARGE, environment=INVARIANT)
+    assert engine.is_batch_invariant
+    assert engine.max_num_seqs == CUDA_LARGE.max_num_seqs
+
+
+@pytest.mark.parametrize(("profile", "is_there"), [(CPU_ALONE, False), (CUDA_LARGE, True)])
+def test_vllm_is_told_where_it_has_kernels_for_it(
+    profile: DeviceProfile, *, is_there: bool
+) -> None:
+    environment = engine_environment(
+        {}, INVARIANT, weights="m", options=EngineOptions([]), profile=profile, python_path=PYTHON
+    )
+    assert ("VLLM_BATCH_INVARIANT" in environment) is is_there
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_vllms_variable_can_be_off(value: str) -> None:
+    environment = {"VLLM_BATCH_INVARIANT": value}
+    engine = VllmEngine("m", python=PYTHON, profile=CPU, environment=environment)
+    assert not engine.is_batch_invariant
+
+
+def test_a_block_asks_for_it_by_a_field_of_its_own() -> None:
+    assert VllmEngineBlock(model="m", batch_invariant=True).build(python=PYTHON).is_batch_invariant
+    assert not VllmEngineBlock(model="m").build(python=PYTHON).is_batch_invariant
