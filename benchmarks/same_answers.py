@@ -116,7 +116,7 @@ def table(found: dict[bool, Answers]) -> str:
     before = statistics.median(found[False].seconds)
     names = {False: "as Batchyard starts it", True: "`VLLM_BATCH_INVARIANT=1`"}
     lines = [
-        f"| {found[False].requests} requests, three orders, three windows | several answers | time |",
+        f"| {found[False].requests} requests, 3 orders, 3 windows | several answers | time |",
         "|---|---|---|",
     ]
     for is_invariant, each in found.items():

@@ -98,7 +98,7 @@ async def test_answers_of_one_request_are_compared_over_orders_and_windows() -> 
     other = await same_answers.answers_of(Echo(counts=True), asked)
     assert other.differing == 24
     table = same_answers.table({False: other, True: same})
-    assert "| 24 requests, three orders, three windows |" in table
+    assert "| 24 requests, 3 orders, 3 windows |" in table
     assert "| as Batchyard starts it | **100.0%** | 1.00× |" in table
 
 
