@@ -19,24 +19,26 @@ from typing import TYPE_CHECKING
 from benchmarks import inputs
 from benchmarks.comparators import exchange, one_window
 from benchmarks.open_engine import OpenEngine
-from benchmarks.timed import ENGINE_PYTHON, SMALL
+from benchmarks.timed import ENGINE_PYTHON, TINY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from batchyard.engine.base import Engine
 
-_MODEL = "small-chat"
+_MODEL = "tiny-chat"
 _OPTIONS = ("--max-model-len", "2048")
 WINDOWS = (4, 32, 128)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """``differing``: requests that had more than one answer. ``seconds``: of each whole run."""
+    """``texts``: requests that had more than one text, of the nine; ``logprobs``: more than one
+    text or probability of a token. ``seconds``: of each whole run."""
 
     requests: int
-    differing: int
+    texts: int
+    logprobs: int
     seconds: tuple[float, ...]
 
 
@@ -53,7 +55,7 @@ async def _of_engine(requests: int, options: Sequence[str], *, is_invariant: boo
         _MODEL,
         [*_OPTIONS, *options],
         python=ENGINE_PYTHON,
-        weights=SMALL,
+        weights=TINY,
         environment={
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_BATCH_INVARIANT": str(int(is_invariant)),
@@ -69,6 +71,7 @@ async def _of_engine(requests: int, options: Sequence[str], *, is_invariant: boo
 async def answers_of(engine: Engine, asked: Sequence[bytes]) -> Answers:
     """Run all of them in each order and each window."""
     texts: list[set[str]] = [set() for _ in asked]
+    logprobs: list[set[str]] = [set() for _ in asked]
     seconds = []
     async with exchange(engine) as send:
         await one_window(send, asked[:8], 8)
@@ -78,11 +81,14 @@ async def answers_of(engine: Engine, asked: Sequence[bytes]) -> Answers:
                 answers = await one_window(send, [asked[index] for index in order], window)
                 seconds.append(time.perf_counter() - began)
                 for index, answer in zip(order, answers, strict=True):
-                    texts[index].add(_text(answer))
-    return Answers(len(asked), sum(len(each) > 1 for each in texts), tuple(seconds))
+                    (choice,) = json.loads(answer)["choices"]
+                    texts[index].add(choice["message"]["content"])
+                    logprobs[index].add(json.dumps(choice["logprobs"]))
+    several = (sum(len(each) > 1 for each in of_each) for of_each in (texts, logprobs))
+    return Answers(len(asked), *several, tuple(seconds))
 
 
-def bodies(count: int, *, model: str = _MODEL, max_tokens: int = 48) -> list[bytes]:
+def bodies(count: int, *, model: str = _MODEL, max_tokens: int = 16) -> list[bytes]:
     """Chat requests of which groups begin alike, as those of batches do."""
     with tempfile.TemporaryDirectory() as folder:
         file = inputs.document_questions(
@@ -94,7 +100,7 @@ def bodies(count: int, *, model: str = _MODEL, max_tokens: int = 48) -> list[byt
             seed=1,
         )
         lines = [json.loads(line)["body"] for line in file.read_text().splitlines()[:count]]
-    more = {"max_tokens": max_tokens, "temperature": 0}
+    more = {"max_tokens": max_tokens, "temperature": 0, "logprobs": True}
     return [json.dumps({**body, **more}).encode() for body in lines]
 
 
@@ -106,23 +112,18 @@ def _orders(count: int) -> Iterator[list[int]]:
     yield random.Random(1).sample(order, count)
 
 
-def _text(answer: bytes) -> str:
-    """All of the answer that the model has made."""
-    (choice,) = json.loads(answer)["choices"]
-    return json.dumps([choice["message"]["content"], choice["finish_reason"]])
-
-
 def table(found: dict[bool, Answers]) -> str:
     before = statistics.median(found[False].seconds)
     names = {False: "as Batchyard starts it", True: "`VLLM_BATCH_INVARIANT=1`"}
+    runs = f"{found[False].requests} requests, 3 orders, 3 windows"
     lines = [
-        f"| {found[False].requests} requests, 3 orders, 3 windows | several answers | time |",
-        "|---|---|---|",
+        f"| {runs} | several texts | several probabilities of a token | time |",
+        "|---|---|---|---|",
     ]
     for is_invariant, each in found.items():
         took = statistics.median(each.seconds) / before
-        share = each.differing / each.requests
-        lines.append(f"| {names[is_invariant]} | **{share:.1%}** | {took:.2f}× |")
+        shares = (f"{some / each.requests:.1%}" for some in (each.texts, each.logprobs))
+        lines.append(f"| {names[is_invariant]} | {' | '.join(shares)} | {took:.2f}× |")
     return "\n".join(lines)
 
 

@@ -86,20 +86,20 @@ class Echo:
         async for request in requests:
             self._came += self._counts
             message = {"content": f"{request.body!r} {self._came}"}
-            choices = [{"message": message, "finish_reason": "stop"}]
+            choices = [{"message": message, "logprobs": None}]
             yield EngineAnswer(request.tag, 200, json.dumps({"choices": choices}).encode())
 
 
 async def test_answers_of_one_request_are_compared_over_orders_and_windows() -> None:
     asked = same_answers.bodies(24)
     same = await same_answers.answers_of(Echo(), asked)
-    assert (same.requests, same.differing) == (24, 0)
+    assert (same.requests, same.texts, same.logprobs) == (24, 0, 0)
     assert len(same.seconds) == 9
     other = await same_answers.answers_of(Echo(counts=True), asked)
-    assert other.differing == 24
+    assert (other.texts, other.logprobs) == (24, 0)
     table = same_answers.table({False: other, True: same})
     assert "| 24 requests, 3 orders, 3 windows |" in table
-    assert "| as Batchyard starts it | **100.0%** | 1.00× |" in table
+    assert "| as Batchyard starts it | 100.0% | 0.0% | 1.00× |" in table
 
 
 def answer(custom_id: str, tokens: int) -> str:
