@@ -23,8 +23,8 @@ from batchyard.runner.chunk.chunk_plan import BatchSources
 from batchyard.runner.claims.held_chunks import HeldChunks
 from batchyard.runner.claims.inputs import Inputs
 from batchyard.runner.claims.releases import Releases
+from batchyard.runner.engine_notes import note_engine
 from batchyard.runner.hours_watch import HoursWatch
-from batchyard.runner.ignored_fields import note_ignored
 from batchyard.runner.live.live_server import live_requests, opened
 from batchyard.runner.meters.load_meter import LoadMeter
 from batchyard.runner.registration import Registration
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from batchyard.runner.window.admission import Admission
     from batchyard.schedule.turns import QueueEntry
     from batchyard.services.services import Services
-    from batchyard.store import BatchRecord, ChunkLease
+    from batchyard.store import ChunkLease
     from batchyard.wire import TokenUsage
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
@@ -106,7 +106,9 @@ class Runner:
         self._is_serving = False
         """Whether these four are there: the engine runs."""
         self._inputs = Inputs(services)
-        self._traits = TraitsOfBatches(services, self._note_engine)
+        self._traits = TraitsOfBatches(
+            services, lambda batch: note_engine(services, batch, self._engine, self._window.routes)
+        )
         self._copying = asyncio.Lock()
         self._retry = RetryPolicy(services.settings.request_attempts, intervals.RETRY_SECONDS)
         self._counts = RunnerCounts()
@@ -302,14 +304,6 @@ class Runner:
             turn=self._copying,
             backpressure=self._held.backpressure,
         )
-
-    async def _note_engine(self, batch: BatchRecord) -> None:
-        """Record what the engine will do with the batch, before it gets the first line."""
-        await note_ignored(self.services, batch, self._window.routes)
-        known, is_now = batch.options.batch_invariant, self._engine.is_batch_invariant
-        if known is None or (known and not is_now):
-            note = self.services.store.batch_effects.note_engine
-            await patiently(lambda: note(batch.id, is_batch_invariant=is_now), "an engine")
 
     def _make_window(self) -> Window:
         settings = self.services.settings
