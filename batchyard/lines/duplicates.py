@@ -1,8 +1,9 @@
-"""Lines with the ``custom_id`` of an earlier line. Pure; reads a local file."""
+"""Lines with the ``custom_id`` of an earlier line. Reads a local file."""
 
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from array import array
 from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -13,46 +14,85 @@ from batchyard.lines.framing import read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from batchyard.lines.rules import Limits
 
-_COMPARED: Final = 65_536
-"""So many hashes are compared at once."""
+_HELD: Final = 512 * 1024
+"""So many hashes are in memory; more are in a temporary file."""
+_ADDED: Final = 8192
+"""So many are written to it together."""
+
+
+class IdHashes:
+    """Hashes of the ``custom_id`` of each line, of which equal ones are found.
+
+    Memory is four mebibytes, twice that while they are compared. ``spool``: a folder for a file
+    with those of larger inputs; None: that of the system. Methods raise ``OSError``.
+    """
+
+    def __init__(self, spool: Path | None = None) -> None:
+        self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed in suspects
+            8 * _HELD, dir=None if spool is None else str(spool), prefix="ids-"
+        )
+        self._new = array("Q")
+
+    def add(self, custom_id: str) -> None:
+        """Take the next line's."""
+        self._new.append(hash_of(custom_id))
+        if len(self._new) == _ADDED:
+            self._write()
+
+    def suspects(self) -> set[int]:
+        """The hashes that were added more than once. Nothing can be added afterwards."""
+        import numpy as np  # noqa: PLC0415 - most processes validate nothing
+
+        self._write()
+        suspects: set[int] = set()
+        groups = self._file.tell() // (8 * _HELD) + 1
+        with self._file as file:
+            for group in range(groups):
+                file.seek(0)
+                found = []
+                while block := file.read(8 * _ADDED):
+                    hashes = np.frombuffer(block, dtype=np.uint64)
+                    found.append(hashes[hashes % groups == group])
+                some = np.concatenate([*found, np.empty(0, np.uint64)])
+                some.sort()
+                suspects.update(some[1:][some[1:] == some[:-1]].tolist())
+        return suspects
+
+    def _write(self) -> None:
+        self._file.write(self._new.tobytes())
+        del self._new[:]
 
 
 def duplicate_lines(
-    file: BinaryIO, limits: Limits, go_on: Callable[[], object] = lambda: None
+    file: BinaryIO,
+    limits: Limits,
+    go_on: Callable[[], object] = lambda: None,
+    *,
+    spool: Path | None = None,
 ) -> list[int]:
     """The numbers of lines with a ``custom_id`` of an earlier line, in their order.
 
     Earlier lines count whatever else is wrong with them. ``go_on`` is called for each line, and
-    may raise. ``file`` is at its start before and afterwards.
+    may raise. ``file`` is at its start before and afterwards. ``spool`` as in :class:`IdHashes`.
     """
-    hashes = array("Q")
+    hashes = IdHashes(spool)
     for physical in islice(read_lines(file, limits.max_line_bytes), limits.max_requests):
         go_on()
         custom_id = _custom_id_of(physical.data)
         if custom_id is not None:
-            hashes.append(hash_of(custom_id))
+            hashes.add(custom_id)
     numbers = list(repeated_lines(file, hashes, limits))
     file.seek(0)
     return numbers
 
 
-def repeated_lines(file: BinaryIO, id_hashes: array[int], limits: Limits) -> Iterator[int]:
-    """Compare 64-bit hashes; only where two are equal is the file read once more.
-
-    ``id_hashes`` has another order afterwards.
-    """
-    import numpy as np  # noqa: PLC0415 - most processes validate nothing
-
-    # In place: there are eight bytes for each line of the file.
-    hashes = np.frombuffer(id_hashes, dtype=np.uint64)
-    hashes.sort()
-    suspects: set[int] = set()
-    for first in range(0, len(hashes), _COMPARED):
-        some = hashes[first : first + _COMPARED + 1]
-        suspects.update(some[1:][some[1:] == some[:-1]].tolist())
+def repeated_lines(file: BinaryIO, id_hashes: IdHashes, limits: Limits) -> Iterator[int]:
+    """Compare 64-bit hashes; only where two are equal is the file read once more."""
+    suspects = id_hashes.suspects()
     if not suspects:
         return
     file.seek(0)

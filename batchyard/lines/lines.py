@@ -15,7 +15,7 @@ import msgspec
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused
-from batchyard.lines.duplicates import hash_of, repeated_lines
+from batchyard.lines.duplicates import IdHashes, repeated_lines
 from batchyard.lines.endpoints import ENDPOINTS, takes_form
 from batchyard.lines.forms import is_file_url
 from batchyard.lines.framing import PhysicalLine, custom_id_of, other_format, read_lines, stray_mark
@@ -23,6 +23,7 @@ from batchyard.lines.json_depth import is_deeper_than
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+    from pathlib import Path
 
     from batchyard.lines.body_policy import Refusal
     from batchyard.lines.rules import Rules
@@ -72,7 +73,8 @@ class Validator:
             ...
         validator.finish(file)      # raises InputRefused with every error, capped
 
-    Memory: 8 bytes per line, for the check that every ``custom_id`` is unique.
+    Memory does not grow with the lines: ``spool`` is a folder for what shows that every
+    ``custom_id`` is unique, see :class:`.IdHashes`.
 
     With ``leave_out``, a bad line is given to that, and only what is wrong with the file as a
     whole is raised. Which lines repeat a ``custom_id`` must be known before then:
@@ -85,6 +87,7 @@ class Validator:
         *,
         leave_out: Callable[[BadLine], None] | None = None,
         duplicates: Collection[int] = (),
+        spool: Path | None = None,
     ) -> None:
         self.rules = rules
         self._leave_out = leave_out
@@ -105,7 +108,7 @@ class Validator:
         self._last_kept = 0
         """The last line of which an error is kept."""
         self._embedding_inputs = 0
-        self._id_hashes = array("Q")
+        self._id_hashes = IdHashes(spool)
         self._bad_numbers = array("Q")
 
     @property
@@ -240,7 +243,7 @@ class Validator:
             return None
         self._custom_id = custom_id
         if self._leave_out is None:
-            self._id_hashes.append(hash_of(custom_id))
+            self._id_hashes.add(custom_id)
         elif number in self._duplicates:
             self._refuse_duplicate(number)
         return custom_id

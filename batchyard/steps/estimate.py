@@ -189,7 +189,7 @@ def _read(
     stopping: threading.Event,
 ) -> _Read:
     """Raises :class:`InterruptedError` once it is ``stopping``, in a deep validation."""
-    validator = Validator(_rules(settings, assumptions))
+    validator = Validator(_rules(settings, assumptions), spool=folder)
     planner = Planner(
         order="prefix",
         spool=folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,7 @@ async def test_each_part_is_read_in_a_piece_of_each_run(
 ) -> None:
     """Every second line is an error, and the requests are finished in any order."""
     monkeypatch.setattr(result_lines, "_RUN_BYTES", 16_000)
+    monkeypatch.setattr(result_lines, "_READ_BYTES", 1000)
     reads = []
 
     def counted(descriptor: int, size: int, place: int) -> bytes:
@@ -106,28 +108,57 @@ async def test_each_part_is_read_in_a_piece_of_each_run(
             await lines.add_segment(
                 b"".join(entry(n, "x" * 40, is_error=n % 2 == 0) for n in segment)
             )
-        parts = [[part async for part in lines.parts(each)] for each in Outcome]
-        files = [b"".join(each) for each in parts]
-    assert sum(reads) == sum(map(len, files))
-    runs = sum(reads) // lines.run_bytes + 1
-    assert len(reads) <= sum(map(len, parts)) * runs < 2000 / 4
+        files = [await joined(lines, each) for each in Outcome]
+    size = sum(map(len, files))
+    assert sum(reads) == size + 8 * 2000
+    runs = size // 16_000 + 1
+    assert len(reads) <= 2 * runs * (runs + 1)
 
 
-async def test_runs_grow_with_what_is_written_but_not_beyond_what_a_batch_of_its_size_needs(
+async def test_runs_grow_with_the_square_root_of_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_lines, "_RUN_BYTES", 100)
-    monkeypatch.setattr(result_lines, "_FEW_RUNS", 4)
-    with ResultLines(tmp_path, 100) as lines:
+    monkeypatch.setattr(result_lines, "_RUN_BYTES", 1000)
+    monkeypatch.setattr(result_lines, "_READ_BYTES", 100)
+    with ResultLines(tmp_path, 1600) as lines:
         sizes = []
-        for ordinal in range(100):
-            await lines.add_segment(entry(ordinal, "x" * 50))
+        for ordinal in range(1600):
+            await lines.add_segment(entry(ordinal, "x" * 87))
             sizes.append(lines.run_bytes)
         assert await joined(lines, Outcome.OUTPUT) == b"".join(
-            line(n, "x" * 50) for n in range(100)
+            line(n, "x" * 87) for n in range(1600)
         )
-    assert (sizes[0], sizes[-1]) == (100, 800)
     assert sizes == sorted(sizes)
+    assert sizes[:80] == [1000] * 80
+    assert 1.9 < sizes[1599] / sizes[399] < 2.1
+
+
+async def test_a_request_costs_a_byte_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a run and what is looked at together, however many requests have a line."""
+    monkeypatch.setattr(result_lines, "_RUN_BYTES", 50_000)
+    monkeypatch.setattr(result_lines, "_READ_BYTES", 0)
+    monkeypatch.setattr(result_lines, "_LOOK_REQUESTS", 5000)
+
+    async def peak_bytes(count: int) -> int:
+        order = random.Random(5).sample(range(count), count)
+        segments = [
+            b"".join(map(entry, order[first : first + 500])) for first in range(0, count, 500)
+        ]
+        tracemalloc.start()
+        try:
+            with ResultLines(tmp_path, count) as lines:
+                for segment in segments:
+                    await lines.add_segment(segment)
+                async for _ in lines.parts(Outcome.OUTPUT):
+                    pass
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    few, many = await peak_bytes(10_000), await peak_bytes(50_000)
+    assert many - few < 2 * 40_000
 
 
 async def test_a_file_that_was_cut_short_gives_no_wrong_line(

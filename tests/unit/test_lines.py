@@ -6,16 +6,21 @@ import contextlib
 import gzip
 import io
 import json
-from typing import Any
+import tracemalloc
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.errors import InputRefused
+from batchyard.lines import duplicates
 from batchyard.lines.lines import RequestLine, Validator, embedding_inputs
 from batchyard.lines.offer import Offer
 from batchyard.lines.rules import Limits, Rules
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHAT = "/v1/chat/completions"
 
@@ -253,12 +258,41 @@ def test_exactly_as_much_as_is_allowed_is_accepted() -> None:
 
 
 def test_two_custom_ids_with_the_same_hash_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("duplicates", "lines"):
-        monkeypatch.setattr(f"batchyard.lines.{module}.hash_of", lambda _: 7)
+    monkeypatch.setattr("batchyard.lines.duplicates.hash_of", lambda _: 7)
     assert len(validate(dumps(request("a"), request("b")))) == 2
     assert refusal(dumps(request("a"), request("b"), request("a"))) == [
         ("duplicate_custom_id", "custom_id", 3)
     ]
+
+
+def test_equal_ids_are_found_among_more_than_are_held_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "_HELD", 100)
+    monkeypatch.setattr(duplicates, "_ADDED", 10)
+    hashes = duplicates.IdHashes(tmp_path)
+    for name in [*range(1001), 0, 500, 1000]:
+        hashes.add(str(name))
+    assert hashes.suspects() == {duplicates.hash_of(name) for name in ("0", "500", "1000")}
+
+
+def test_what_shows_that_ids_are_unique_fills_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "_HELD", 1000)
+    monkeypatch.setattr(duplicates, "_ADDED", 100)
+    count = 40_000
+
+    duplicates.IdHashes().suspects()  # imports what it needs
+    tracemalloc.start()
+    try:
+        hashes = duplicates.IdHashes(tmp_path)
+        for number in range(count):
+            hashes.add(str(number))
+        assert not hashes.suspects()
+        assert tracemalloc.get_traced_memory()[1] < 4 * count
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_line_over_the_cap_is_reported_and_the_next_is_read() -> None:

@@ -1,13 +1,14 @@
 """The result lines of one batch, put into the order of its requests by way of a local file.
 
 Lines come in the order in which they were finished. What is in memory is sorted and written to the
-file as one *run* of eight mebibytes. A part of a result file is then a contiguous piece of each
-run, so a million lines are read back in a few thousand reads. With a read for each line there are
-as many turns with other threads, and beside one that computes each may take five milliseconds.
+file as one *run* of eight mebibytes or more, with its *index*: which requests these are, and how
+long their lines. A part of a result file is then a contiguous piece of each run, so a million lines
+are read back in a few thousand reads. With a read for each line there are as many turns with other
+threads, and beside one that computes each may take five milliseconds.
 
-Where a run's pieces begin is known from those before: a file is read from its beginning. Memory is
-seven bytes per request, and two runs. Those of large batches become larger, so that reads do not
-grow with the square of what there is to read.
+Where a run's pieces begin is known from those before: a file is read from its beginning. The
+indexes are read back for 65,536 requests at a time. So memory is one byte per request, and a run.
+Runs grow with the square root of what is written, so that the pieces do not become small.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import IO, TYPE_CHECKING, Final, Self
+from math import isqrt
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
+from batchyard.lines.framing import joined
 from batchyard.processes.threads import from_thread, in_executor
 from batchyard.results.line_errors import ErrorCounter
 from batchyard.results.results import Outcome
@@ -32,22 +35,27 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    _Ordinals = npt.NDArray[np.intp]
-
 _RUN_BYTES: Final = 8 * 1024**2
 """The least size of a run."""
-_MOST_RUN_BYTES: Final = 8
-"""The largest size of a run, bytes per request of the batch."""
-_FEW_RUNS: Final = 64
-"""What is written is so many runs as large as the next one, or fewer; each part of a result file
-is read from all of them."""
-_MANY_RUNS: Final = 4096
-"""The same whatever the batch's number of requests: with larger runs there are never 65,536."""
-_PARTS_OF_A_RUN: Final = 4
-_WRITTEN_LINES: Final = 1024
-"""So many lines are joined and written together."""
+_READ_BYTES: Final = 64 * 1024
+"""The least that is read at once, on average: a part of a result file has the size of a run, and is
+read from all of them."""
 _LOOK_REQUESTS: Final = 65_536
 """So many requests are looked at together; each costs a few bytes meanwhile."""
+_ERROR_BYTES: Final = 1024**2
+"""So much of lines of the error file is taken at once."""
+_INDEX: Final = np.dtype([("ordinal", "<u4"), ("length", "<u4")])
+
+
+class _Run(NamedTuple):
+    """The lines that one run has for one result file, in the order of the requests."""
+
+    begin: int
+    """Where they begin in the temporary file."""
+    index_begin: int
+    """Where the array of :data:`_INDEX` begins, with an element for each line."""
+    starts: npt.NDArray[np.int64]
+    """The places in that array of the first line of each 65,536 requests, and its end."""
 
 
 class ResultLines:
@@ -65,14 +73,12 @@ class ResultLines:
         self._waiting: list[bytes] = []
         """Lines that are in no run yet."""
         self._waiting_ordinals: list[npt.NDArray[np.uint32]] = []
+        self._waiting_outcomes: list[npt.NDArray[np.uint8]] = []
         self._waiting_bytes = 0
-        self._runs: npt.NDArray[np.uint16] = np.zeros(total, dtype=np.uint16)
-        """Which run has the line of each request, once it is written."""
-        self._begins: dict[Outcome, list[int]] = {outcome: [] for outcome in Outcome}
-        """Where in each run the lines of a result file begin."""
-        self._lengths: npt.NDArray[np.uint32] = np.zeros(total, dtype=np.uint32)
-        """In bytes; 0: the request has no line."""
-        self._outcomes: npt.NDArray[np.uint8] = np.zeros(total, dtype=np.uint8)
+        self._runs: dict[Outcome, list[_Run]] = {outcome: [] for outcome in Outcome}
+        self._has_line: npt.NDArray[np.bool_] = np.zeros(total, dtype=bool)
+        """Of each request."""
+        self._counts = dict.fromkeys(Outcome, 0)
         self.usage = NO_USAGE
         self.copies = 0
         """How many requests have the answer of another one."""
@@ -89,8 +95,7 @@ class ResultLines:
     @property
     def run_bytes(self) -> int:
         """The size of the next run, about."""
-        grown = min(self._end // _FEW_RUNS, _MOST_RUN_BYTES * len(self._lengths))
-        return max(_RUN_BYTES, grown, self._end // _MANY_RUNS)
+        return max(_RUN_BYTES, isqrt(_READ_BYTES * self._end))
 
     async def add_segment(self, segment: bytes) -> bool:
         """Take a segment's lines. False: it is damaged, and what comes after that is left out."""
@@ -109,17 +114,18 @@ class ResultLines:
 
     def has_line(self, ordinal: int) -> bool:
         """Whether the request has a line."""
-        return bool(self._lengths[ordinal])
+        return bool(self._has_line[ordinal])
 
     def counts(self) -> RequestCounts:
         """How many requests have a line in which file."""
-        found = self._lengths > 0
-        completed = int(np.count_nonzero(found & (self._outcomes == Outcome.OUTPUT)))
-        failed = int(np.count_nonzero(found)) - completed
-        return RequestCounts(total=len(self._lengths), completed=completed, failed=failed)
+        return RequestCounts(
+            total=len(self._has_line),
+            completed=self._counts[Outcome.OUTPUT],
+            failed=self._counts[Outcome.ERROR],
+        )
 
     def _add_segment(self, segment: bytes) -> bool:
-        found = decode_headers(segment, len(self._lengths))
+        found = decode_headers(segment, len(self._has_line))
         new = found.pick(self._is_new(found.headers["ordinal"]))
         counts = new.headers["usage"].sum(axis=0, dtype=np.uint64)
         self.usage = self.usage.plus(TokenUsage(*counts.tolist()))
@@ -131,7 +137,7 @@ class ResultLines:
         """For each of these, whether it has no line yet and does not stand here before."""
         is_first = np.zeros(len(ordinals), dtype=bool)
         is_first[np.unique(ordinals, return_index=True)[1]] = True
-        is_first &= self._lengths[ordinals] == 0
+        is_first &= ~self._has_line[ordinals]
         return is_first
 
     def _add_errors(self, lines: Iterable[tuple[int, bytes]]) -> None:
@@ -140,24 +146,21 @@ class ResultLines:
             ordinals.append(ordinal)
             texts.append(text)
             size_bytes += len(text)
-            if size_bytes >= self.run_bytes // _PARTS_OF_A_RUN:
+            if size_bytes >= _ERROR_BYTES:
                 self._take_errors(ordinals, texts)
                 ordinals, texts, size_bytes = [], [], 0
         self._take_errors(ordinals, texts)
 
     def _parts(self, outcome: Outcome) -> Iterator[bytes]:
         self._write_run()
-        part_bytes = self.run_bytes // _PARTS_OF_A_RUN
-        next_at = np.array(self._begins[outcome], dtype=np.int64)
-        for first in range(0, len(self._lengths), _LOOK_REQUESTS):
-            some = slice(first, first + _LOOK_REQUESTS)
-            is_ours = (self._lengths[some] > 0) & (self._outcomes[some] == outcome)
-            ordinals = np.flatnonzero(is_ours) + first
-            sizes = np.cumsum(self._lengths[ordinals], dtype=np.int64)
-            cuts = np.flatnonzero(np.diff(sizes // part_bytes)) + 1
-            for part in np.split(ordinals, cuts):
-                if len(part):
-                    yield self._read(part, next_at)
+        runs, part_bytes = self._runs[outcome], self.run_bytes
+        next_at = [run.begin for run in runs]
+        for look in range(len(runs[0].starts) - 1 if runs else 0):
+            lengths, numbers = self._read_index(runs, look)
+            cuts = np.flatnonzero(np.diff(np.cumsum(lengths) // part_bytes)) + 1
+            parts = zip(np.split(lengths, cuts), np.split(numbers, cuts), strict=True)
+            for part_lengths, part_numbers in parts:
+                yield from joined(self._read(part_lengths, part_numbers, next_at))
 
     def _take_errors(self, ordinals: list[int], lines: list[bytes]) -> None:
         outcomes = np.full(len(ordinals), Outcome.ERROR, dtype=np.uint8)
@@ -169,13 +172,16 @@ class ResultLines:
         outcomes: npt.NDArray[np.uint8],
         lines: list[bytes],
     ) -> None:
-        self.errors.add(lines[each] for each in np.flatnonzero(outcomes == Outcome.ERROR).tolist())
-        lengths = np.fromiter(map(len, lines), dtype=np.uint32, count=len(lines))
-        self._lengths[ordinals] = lengths
-        self._outcomes[ordinals] = outcomes
+        is_error = outcomes == Outcome.ERROR
+        self.errors.add(lines[each] for each in np.flatnonzero(is_error).tolist())
+        errors = int(np.count_nonzero(is_error))
+        self._counts[Outcome.ERROR] += errors
+        self._counts[Outcome.OUTPUT] += len(lines) - errors
+        self._has_line[ordinals] = True
         self._waiting += lines
         self._waiting_ordinals.append(ordinals)
-        self._waiting_bytes += int(lengths.sum(dtype=np.int64))
+        self._waiting_outcomes.append(outcomes)
+        self._waiting_bytes += sum(map(len, lines))
         if self._waiting_bytes >= self.run_bytes:
             self._write_run()
 
@@ -183,44 +189,65 @@ class ResultLines:
         """Write what waits: the lines of each file together, in the order of the requests."""
         if not self._waiting:
             return
+        waiting = self._waiting
         ordinals = np.concatenate(self._waiting_ordinals)
-        waiting, size_bytes = self._waiting, self._waiting_bytes
-        self._waiting, self._waiting_ordinals, self._waiting_bytes = [], [], 0
-        outcomes = self._outcomes[ordinals]
-        order = np.lexsort((ordinals, outcomes))
-        begin = self._end
-        for outcome in sorted(Outcome):
-            self._begins[outcome].append(begin)
-            begin += int(self._lengths[ordinals[outcomes == outcome]].sum(dtype=np.int64))
-        self._runs[ordinals] = len(self._begins[Outcome.OUTPUT]) - 1
-        for first in range(0, len(order), _WRITTEN_LINES):
-            some = order[first : first + _WRITTEN_LINES].tolist()
-            self._spool.write(b"".join([waiting[each] for each in some]))
-        self._end += size_bytes
+        outcomes = np.concatenate(self._waiting_outcomes)
+        self._waiting, self._waiting_ordinals, self._waiting_outcomes = [], [], []
+        self._waiting_bytes = 0
+        for outcome in Outcome:
+            places = np.flatnonzero(outcomes == outcome)
+            if len(places):
+                places = places[np.argsort(ordinals[places])]
+                self._write_lines(outcome, ordinals[places], [waiting[n] for n in places.tolist()])
         self._spool.flush()
 
-    def _read(self, ordinals: _Ordinals, next_at: npt.NDArray[np.int64]) -> bytes:
-        """The lines of these requests, in this order, with one read for each run.
+    def _write_lines(
+        self, outcome: Outcome, ordinals: npt.NDArray[np.uint32], lines: list[bytes]
+    ) -> None:
+        index = np.empty(len(lines), dtype=_INDEX)
+        index["ordinal"], index["length"] = ordinals, [*map(len, lines)]
+        looks = range(0, len(self._has_line) + _LOOK_REQUESTS, _LOOK_REQUESTS)
+        begin = self._end
+        for part in joined(lines):
+            self._end += self._spool.write(part)
+        self._runs[outcome].append(_Run(begin, self._end, np.searchsorted(ordinals, looks)))
+        self._end += self._spool.write(index.tobytes())
+
+    def _read_index(
+        self, runs: list[_Run], look: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+        """In the order of the requests: how long each line is, and which run has it."""
+        pieces = []
+        for run in runs:
+            start, end = (_INDEX.itemsize * each for each in run.starts[look : look + 2].tolist())
+            data = self._pread(end - start, run.index_begin + start)
+            pieces.append(np.frombuffer(data, dtype=_INDEX))
+        found = np.concatenate(pieces)
+        order = np.argsort(found["ordinal"])
+        numbers = np.repeat(np.arange(len(runs)), [*map(len, pieces)])
+        return found["length"][order].astype(np.int64), numbers[order]
+
+    def _read(
+        self, lengths: npt.NDArray[np.int64], numbers: npt.NDArray[np.intp], next_at: list[int]
+    ) -> Iterator[bytes]:
+        """These lines, in their order, with one read for each run: ``numbers`` says which has it.
 
         They follow those that were read before. ``next_at``: where the next ones begin in each
         run, which is moved on.
         """
-        runs = self._runs[ordinals]
-        order = np.argsort(runs, kind="stable")
-        lengths = self._lengths[ordinals][order].astype(np.int64)
-        is_first = np.diff(runs[order], prepend=-1) != 0
-        found = runs[order][is_first]
-        sizes = np.add.reduceat(lengths, np.flatnonzero(is_first))
-        data = b"".join(
-            os.pread(self._spool.fileno(), size, place)
-            for size, place in zip(sizes.tolist(), next_at[found].tolist(), strict=True)
-        )
-        if len(data) != sizes.sum():
+        sizes = np.bincount(numbers, lengths, len(next_at)).astype(np.int64).tolist()
+        pieces = []
+        for number, size in enumerate(sizes):
+            pieces.append(self._pread(size, next_at[number]))
+            next_at[number] += size
+        read = [0] * len(pieces)
+        for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
+            begin = read[number]
+            read[number] += length
+            yield pieces[number][begin : begin + length]
+
+    def _pread(self, size: int, place: int) -> bytes:
+        data = os.pread(self._spool.fileno(), size, place) if size else b""
+        if len(data) != size:
             raise OSError("A temporary file became shorter.")
-        next_at[found] += sizes
-        begins = np.empty_like(lengths)
-        begins[order] = np.cumsum(lengths) - lengths
-        ends = begins + self._lengths[ordinals]
-        return b"".join(
-            [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-        )
+        return data

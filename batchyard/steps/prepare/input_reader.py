@@ -138,7 +138,7 @@ class InputReader:
         fields = FieldCounts()
         with self._job.input_path.open("rb") as file, ExitStack() as opened:
             left_out = self._left_out(opened)
-            validator = _validator(file, order.rules, left_out, go_on)
+            validator = self._validator(file, order.rules, left_out, go_on)
             lines, deep = validator.lines(file), None
             if order.counter is not None:
                 deep = DeepValidation(validator, order.counter, opened, go_on)
@@ -182,18 +182,22 @@ class InputReader:
             return None
         return opened.enter_context(RefusedLines(job.batch_id, job.parts, job.folder))
 
+    def _validator(
+        self,
+        file: BinaryIO,
+        rules: Rules,
+        left_out: RefusedLines | None,
+        go_on: Callable[[], object],
+    ) -> Validator:
+        spool = self._job.folder
+        if left_out is None:
+            return Validator(rules, spool=spool)
+        duplicates = frozenset(duplicate_lines(file, rules.limits, go_on, spool=spool))
+        return Validator(rules, leave_out=left_out.add, duplicates=duplicates)
+
     def _refusal(self, validator: Validator, file: BinaryIO) -> tuple[BatchError, ...]:
         try:
             validator.finish(file)
         except InputRefused as refused:
             return tuple(with_its_file(each, self._job.parts) for each in refused.entries)
         return ()
-
-
-def _validator(
-    file: BinaryIO, rules: Rules, left_out: RefusedLines | None, go_on: Callable[[], object]
-) -> Validator:
-    if left_out is None:
-        return Validator(rules)
-    duplicates = frozenset(duplicate_lines(file, rules.limits, go_on))
-    return Validator(rules, leave_out=left_out.add, duplicates=duplicates)
