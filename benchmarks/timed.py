@@ -132,7 +132,8 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
     ours = (sys.executable, "-m", "benchmarks.serve_timed")
     naive = (sys.executable, "-m", "benchmarks.naive_timed")
     one, several = (
-        as_installed(SERVERS_SCRIPT, "--api-server-count", count)
+        # -P: the script's neighbour vllm.py is no vLLM.
+        as_installed("-P", SERVERS_SCRIPT, "--api-server-count", count)
         for count in (1, servers_of(options))
     )
     commands: dict[str, Command] = {

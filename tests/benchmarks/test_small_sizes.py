@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.engine.vllm.vllm import SERVERS_SCRIPT
 from benchmarks import (
     batch_list,
     cache_isolation,
@@ -245,6 +246,8 @@ def test_each_server_that_a_plain_client_talks_to_is_started_as_its_row_says(
     several, rust = started[timed.HTTP_SEVERAL], started[timed.HTTP_RUST]
     assert several[several.index("--api-server-count") + 1] == "3"
     assert rust[rust.index("--api-server-count") + 1] == "1"
+    # Else the script would import the file vllm.py beside it.
+    assert all("-P" in words[: words.index(str(SERVERS_SCRIPT))] for words in (several, rust))
     assert "VLLM_USE_RUST_FRONTEND=1" in rust
     assert not any("RUST" in word for word in several + started[timed.HTTP_INSTALLED])
 
