@@ -72,7 +72,7 @@ check: setup ## format, lint, types, import contracts, tests: what a change must
 up: setup ## the API, Prefect's server and UI and both workers in the foreground, until Ctrl-C
 	@.venv/bin/batchyard up $(ARGS)
 
-bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about 25 minutes
+bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about half an hour
 	.venv/bin/python -m benchmarks
 
 bench-gpu: $(INSTALLED) ## MODEL=path: measure a real model on a GPU, into docs/benchmarks-gpu.md

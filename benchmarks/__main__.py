@@ -1,4 +1,4 @@
-"""`make bench`: measure everything and write ``docs/benchmarks.md``. About 25 minutes.
+"""`make bench`: measure everything and write ``docs/benchmarks.md``. About half an hour.
 
 ``python -m benchmarks NAME …`` measures some of it; what is measured is written at once, and what
 fails leaves its rows as they were.

@@ -59,7 +59,7 @@ SHORT = Size(
     tail=2_000,
     part=192,
 )
-"""For a GPU that one has for a quarter of an hour; most of that is starts of engines."""
+"""For a GPU that one has for half an hour; most of that is starts of engines."""
 
 
 def check(model: str) -> None:

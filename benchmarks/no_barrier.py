@@ -1,9 +1,10 @@
 """B2: many chunks cost nothing: heavy-tailed answers, chunk after chunk in one sliding window.
 
-Compared with the same engine fed with everything in one window of the same size, and with loops
-that wait for the last request of each chunk. On a stub engine whose latency is proportional to
-``max_tokens``, where nothing else takes time, and on real vLLM. The loops have the first requests
-of the file only, so what is compared is output tokens per second.
+Compared with the same engine fed with everything in one window of the same size, with a plain
+client of ``vllm serve``, and with loops that wait for the last request of each chunk. On a stub
+engine whose latency is proportional to ``max_tokens``, where nothing else takes time, and on real
+vLLM. The loops have the first requests of the file only, so what is compared is output tokens per
+second.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.plot import Bar, bars, save
 from benchmarks.stub_services import MODEL, fetched_batch, run_chunks, stub_services
 from benchmarks.timed import (
     COMMON_OPTIONS,
+    HTTP_INSTALLED,
     OURS,
     STREAM_BARRIER,
     STREAM_WINDOW,
@@ -64,6 +66,8 @@ class Shares:
     window_tokens_per_second: float
     ours: float
     barriers: dict[int, float]
+    naive: float | None = None
+    """Of a plain client of ``vllm serve`` as it is installed; None: that engine is no server."""
 
 
 def measure(size: Size | None = None, *, with_vllm: bool = True) -> list[Shares]:
@@ -155,7 +159,7 @@ def on_vllm(
         whole = make(folder / "in.jsonl", count=requests, seed=1)
         first = inputs.first_lines(folder / "part.jsonl", of=whole, count=part)
         chunks = (sequences, 10, 4)
-        jobs = [Job(way, str(whole)) for way in (STREAM_WINDOW, OURS)]
+        jobs = [Job(way, str(whole)) for way in (STREAM_WINDOW, HTTP_INSTALLED, OURS)]
         jobs += [Job(f"{STREAM_BARRIER}{chunk}", str(first)) for chunk in chunks]
         options = (
             *("--model", model, "--max-model-len", "1024", "--max-num-seqs", str(sequences)),
@@ -167,7 +171,8 @@ def on_vllm(
     window = rates[STREAM_WINDOW]
     shares = {chunk: rates[f"{STREAM_BARRIER}{chunk}"] / window for chunk in chunks}
     assert len(of_way(timed, OURS)) == 1
-    return Shares("vLLM", requests, window, rates[OURS] / window, shares)
+    naive = rates[HTTP_INSTALLED] / window
+    return Shares("vLLM", requests, window, rates[OURS] / window, shares, naive)
 
 
 def table(found: list[Shares]) -> str:
@@ -178,6 +183,9 @@ def table(found: list[Shares]) -> str:
         "|---|" + "---|" * len(found),
         "| Batchyard, in chunks | "
         + " | ".join(f"**{100 * each.ours:.0f} %**" for each in found)
+        + " |",
+        "| plain aiohttp client, as many in flight, `vllm serve` | "
+        + " | ".join("–" if each.naive is None else f"{100 * each.naive:.0f} %" for each in found)
         + " |",
     ]
     for position, name in enumerate(("as large as `max_num_seqs`", "of 10", "of 4")):
@@ -196,6 +204,8 @@ def section() -> str:
             Bar(each.engine, "one window", 100.0),
             Bar(each.engine, "Batchyard", 100 * each.ours, is_ours=True),
         ]
+        if each.naive is not None:
+            rows.append(Bar(each.engine, "plain client", 100 * each.naive))
         rows += [
             Bar(each.engine, f"loop over chunks of {chunk}", 100 * share)
             for chunk, share in each.barriers.items()

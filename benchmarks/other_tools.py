@@ -1,9 +1,10 @@
 """Other tools at newer releases: short requests that share nothing, on a tiny model.
 
 ``run_batch`` of vLLM 0.32 and 0.33 on an engine of 0.32 (its file is Python, and no build of 0.33
-for CPUs is needed), LiteLLM's ``batch_completion`` and Daft's ``prompt`` with their defaults on
+for CPUs is needed), a plain client of ``vllm serve``, LiteLLM's ``batch_completion``, Daft's
+``prompt``, saturate's ``pump`` and Ray Data LLM's processor of HTTP requests with their defaults on
 ``vllm serve``, and Batchyard. The tools are installed at first use, into ``build/other-tools``:
-700 MB, and an archive of vLLM of 340 MB of which one file is kept. A tool that fails or does not
+1.1 GB, and an archive of vLLM of 340 MB of which one file is kept. A tool that fails or does not
 end has a row that says so.
 """
 
@@ -26,11 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 from batchyard.engine.vllm.vllm import SERVER_MODULE
 from benchmarks import inputs
-from benchmarks.other_tools_timed import DAFT, LITELLM
+from benchmarks.other_tools_timed import DAFT, LITELLM, RAY, SATURATE, TOOLS
+from benchmarks.overhead import NAMES as SHORT_NAMES
 from benchmarks.overhead import engine_options
 from benchmarks.timed import (
     ENGINE_ENVIRONMENT,
     ENGINE_PYTHON,
+    HTTP_INSTALLED,
     OURS,
     ROOT,
     RUN_BATCH,
@@ -62,13 +65,17 @@ _LISTS = ROOT / "benchmarks"
 _IN_THE_ARCHIVE = "vllm/entrypoints/launchers/run_batch.py"
 _START_SECONDS = 300.0
 _STOP_SECONDS = 30.0
+_ON_ENGINES = (RUN_BATCH, HTTP_INSTALLED, OURS)
 
 NAMES = {
     RUN_BATCH: "`run_batch` of vLLM 0.32",
     NEWER_RUN_BATCH: "`run_batch` of vLLM 0.33, on the engine of 0.32",
-    OURS: "Batchyard",
+    HTTP_INSTALLED: SHORT_NAMES[HTTP_INSTALLED],
+    OURS: SHORT_NAMES[OURS],
     LITELLM: "LiteLLM, `batch_completion`, 100 threads",
     DAFT: "Daft, `prompt`, up to 1,000 connections",
+    SATURATE: "saturate, `pump`, a window that adapts",
+    RAY: "Ray Data LLM, HTTP requests, blocks of 64",
 }
 
 
@@ -113,12 +120,13 @@ def measure(size: Size | None = None) -> dict[str, Outcome]:
             )
             for seed in range(size.files)
         ]
-        jobs = [Job(way, file) for file in files for way in (RUN_BATCH, OURS)]
+        jobs = [Job(way, file) for file in files for way in _ON_ENGINES]
         timed = run_jobs(jobs, options, warm_up=warm_up)
         newer = [Job(NEWER_RUN_BATCH, file) for file in files]
         found: dict[str, Outcome] = {
             RUN_BATCH: of_way(timed, RUN_BATCH),
             NEWER_RUN_BATCH: attempt(run_batch_program(), newer, options, warm_up),
+            HTTP_INSTALLED: of_way(timed, HTTP_INSTALLED),
             OURS: of_way(timed, OURS),
         }
         with _serving() as url:
@@ -127,9 +135,9 @@ def measure(size: Size | None = None) -> dict[str, Outcome]:
 
 
 def _clients(files: Sequence[str], url: str, warm_up: str) -> dict[str, Outcome]:
-    """LiteLLM and Daft in turns, each file in a process of its own until one is not answered."""
+    """The tools in turns, each file in a process of its own until one is not answered."""
     program = [_PYTHON, ROOT / "benchmarks" / "other_tools_timed.py"]
-    found: dict[str, Outcome] = {LITELLM: [], DAFT: []}
+    found: dict[str, Outcome] = {way: [] for way in TOOLS}
     for file in files:
         for way, before in found.items():
             if not isinstance(before, str):

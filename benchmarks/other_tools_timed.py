@@ -1,4 +1,4 @@
-"""Runs in the other tools' environment: LiteLLM and Daft, with their defaults, on a server.
+"""Runs in the other tools' environment: each with its defaults, on a server.
 
 A job's time runs from the call of the tool to its last answer; the file is read before, and the
 results are written after. Each way answers a file once before what is timed, which also imports it.
@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 
 LITELLM = "litellm"
 DAFT = "daft"
+SATURATE = "saturate"
+RAY = "ray"
 _KEY = "none"
 
 
 def with_litellm(url: str, model: str, prompts: Sequence[str], wanted: dict[str, Any]) -> list[int]:
     """How many tokens each answer has. ``batch_completion`` has a hundred threads by default."""
-    import litellm  # noqa: PLC0415 - the other one has nothing of it
+    import litellm  # noqa: PLC0415 - the others have nothing of it
 
     answers = litellm.batch_completion(
         model=f"openai/{model}",
@@ -55,7 +58,61 @@ def with_daft(url: str, model: str, prompts: Sequence[str], wanted: dict[str, An
     return [wanted["max_tokens"] if text else 0 for text in texts]
 
 
-TOOLS: dict[str, Tool] = {LITELLM: with_litellm, DAFT: with_daft}
+def with_saturate(
+    url: str, model: str, prompts: Sequence[str], wanted: dict[str, Any]
+) -> list[int]:
+    """Likewise. It keeps the answers in Parquet files, which is part of its time."""
+    from saturate import pump, read_output  # noqa: PLC0415 - likewise
+
+    bodies = _bodies(model, prompts, wanted)
+    with tempfile.TemporaryDirectory() as output:
+        pump(
+            [(str(number), {"number": number}) for number in range(len(bodies))],
+            to_request=lambda row: bodies[row["number"]],
+            parse=lambda _, answer: {"tokens": answer["usage"]["completion_tokens"]},
+            endpoint=url,
+            output=output,
+        )
+        answered = {int(name): row["tokens"] for name, row in read_output(output)}
+    return [answered.get(number, 0) for number in range(len(bodies))]
+
+
+def with_ray(url: str, model: str, prompts: Sequence[str], wanted: dict[str, Any]) -> list[int]:
+    """Likewise. Ray itself is started for the first file, which is not timed."""
+    import ray  # noqa: PLC0415 - likewise
+    from ray.data.llm import HttpRequestProcessorConfig, build_processor  # noqa: PLC0415
+
+    bodies = _bodies(model, prompts, wanted)
+    processor = build_processor(
+        HttpRequestProcessorConfig(url=f"{url}/chat/completions"),
+        preprocess=lambda row: {"payload": json.loads(row["body"]), "number": row["number"]},
+        postprocess=lambda row: {
+            "tokens": row["http_response"]["usage"]["completion_tokens"],
+            "number": row["number"],
+        },
+    )
+    rows = [{"number": number, "body": json.dumps(body)} for number, body in enumerate(bodies)]
+    answers = processor(ray.data.from_items(rows)).take_all()
+    answered = {row["number"]: row["tokens"] for row in answers}
+    return [answered.get(number, 0) for number in range(len(bodies))]
+
+
+def _bodies(model: str, prompts: Sequence[str], wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    """The bodies of the requests, for tools that take them as they are."""
+    fields = {name: value for name, value in wanted.items() if name != "extra_body"}
+    fields |= wanted["extra_body"]
+    return [
+        {"model": model, "messages": [{"role": "user", "content": prompt}], **fields}
+        for prompt in prompts
+    ]
+
+
+TOOLS: dict[str, Tool] = {
+    LITELLM: with_litellm,
+    DAFT: with_daft,
+    SATURATE: with_saturate,
+    RAY: with_ray,
+}
 
 
 def run(jobs: list[tuple[str, str, str]], url: str, model: str) -> None:
@@ -97,6 +154,10 @@ def _write(output: str, names: Sequence[str], tokens: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    # One would ask for prices and the other tell of its use, both on the internet.
-    os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
+    # One would ask for prices and others tell of their use, on the internet.
+    os.environ |= {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "DO_NOT_TRACK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     run(json.loads(Path(sys.argv[1]).read_text()), *sys.argv[2:])

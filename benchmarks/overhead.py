@@ -4,7 +4,8 @@ The whole pipeline against vLLM's own ``run_batch``, our line stream with nothin
 aiohttp client with the same window, and loops that wait for each chunk of ten or four. These have
 the first lines of each file only: their rate is the same all the way, and they would take minutes.
 ``run_batch`` runs as vLLM is installed, and once more in Batchyard's engine environment where that
-is another one: on the CPU.
+is another one: on the CPU. The same client has a row for several API servers where the machine has
+the cores for them, and one for vLLM's front end in Rust where its wheel has that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.timed import (
     COMMON_OPTIONS,
     HTTP_BARRIER,
     HTTP_INSTALLED,
+    HTTP_RUST,
     HTTP_SEVERAL,
     HTTP_WINDOW,
     OURS,
@@ -30,6 +32,7 @@ from benchmarks.timed import (
     STREAM_WINDOW,
     TINY,
     Job,
+    has_rust_front_end,
     is_environment_tuned,
     median_rate,
     of_way,
@@ -54,6 +57,7 @@ NAMES = {
     STREAM_WINDOW: "one window over the line stream, nothing kept",
     HTTP_INSTALLED: f"plain aiohttp client, {2 * MAX_NUM_SEQS} in flight, `vllm serve`",
     HTTP_SEVERAL: "the same with as many API servers as Batchyard",
+    HTTP_RUST: "the same with vLLM's front end in Rust",
     HTTP_WINDOW: "the same in Batchyard's engine environment, with its middleware",
     BARRIER_10: "loop over chunks of 10",
     BARRIER_4: "loop over chunks of 4",
@@ -102,7 +106,8 @@ def measure(size: Size | None = None, *, model: str = TINY, options: Sequence[st
         jobs: list[Job] = []
         theirs = (RUN_BATCH, RUN_BATCH_TUNED) if is_environment_tuned() else (RUN_BATCH,)
         several = (HTTP_SEVERAL, OURS_ONE_SERVER) if servers_of(options) > 1 else ()
-        whole = (*theirs, HTTP_INSTALLED, *several, OURS, STREAM_WINDOW, HTTP_WINDOW)
+        rust = (HTTP_RUST,) if has_rust_front_end() else ()
+        whole = (*theirs, HTTP_INSTALLED, *several, *rust, OURS, STREAM_WINDOW, HTTP_WINDOW)
         for seed in range(size.files):
             path = folder / f"{seed}.jsonl"
             inputs.short_requests(path, count=size.requests, model=model, seed=seed)

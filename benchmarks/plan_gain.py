@@ -1,7 +1,8 @@
 """B1: what the order of requests is worth under a small KV cache, and what it costs where nothing.
 
 Three shuffled files whose prompts share beginnings, and one whose prompts do not. Each is answered
-by vLLM's own ``run_batch`` and by the whole process-batch flow, on engines with the same options.
+by vLLM's own ``run_batch``, by a plain client of ``vllm serve`` and by the whole process-batch
+flow, on engines with the same options.
 The file that shares nothing is answered by us in its own order too, in pairs, since what is to be
 seen there is less than the noise of one run.
 """
@@ -18,6 +19,7 @@ from benchmarks import inputs
 from benchmarks.plot import Bar, bars, save
 from benchmarks.timed import (
     COMMON_OPTIONS,
+    HTTP_INSTALLED,
     OURS,
     OURS_INPUT_ORDER,
     RUN_BATCH,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 128
 BLOCKS = 104
 MODEL_TOKENS = 2048
+MAX_NUM_SEQS = 32
+_WHOLE = (RUN_BATCH, HTTP_INSTALLED, OURS)
 
 
 @dataclass(frozen=True)
@@ -56,20 +60,19 @@ class Gain:
 
     name: str
     run_batch: float
+    naive: float
+    """Of the plain client of ``vllm serve`` as it is installed."""
     ours: float
     input_order: float | None
     """Ours, without the reordering; None where it was not measured."""
     loss: float | None
     """Of our order against the input's: the median over the pairs."""
-    their_cached: float
+    run_batch_cached: float
+    naive_cached: float
     cached: float
     ceiling: float
     spread: float | None
     """None: there was one file."""
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.run_batch
 
     @property
     def share_of_ceiling(self) -> float:
@@ -109,7 +112,7 @@ def measure(
 ) -> list[Gain]:
     """With a small KV cache of ``blocks`` blocks. ``options``: further ones of the engines."""
     size = size or Size()
-    limits = ("--max-model-len", str(MODEL_TOKENS), "--max-num-seqs", "32")
+    limits = ("--max-model-len", str(MODEL_TOKENS), "--max-num-seqs", str(MAX_NUM_SEQS))
     cache = ("--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(blocks))
     options = ("--model", model, *limits, *cache, *COMMON_OPTIONS, *options)
     with tempfile.TemporaryDirectory() as name:
@@ -135,12 +138,12 @@ def measure(
         jobs = [
             Job(way, file)
             for file in (file for each in files.values() for file in each)
-            for way in (RUN_BATCH, OURS)
+            for way in _WHOLE
         ]
         for number, file in enumerate(unshared):
             # Which of a pair comes first alternates.
             pair = (OURS, OURS_INPUT_ORDER) if number % 2 else (OURS_INPUT_ORDER, OURS)
-            jobs += [Job(way, file) for way in (RUN_BATCH, *pair)]
+            jobs += [Job(way, file) for way in (RUN_BATCH, HTTP_INSTALLED, *pair)]
         files["nothing shared"] = unshared
         timed = run_jobs(jobs, options, warm_up=str(warm_up))
         firsts = [each[0] for each in files.values()]
@@ -161,28 +164,38 @@ def _gain(name: str, timed: list[Timed], ceiling: float) -> Gain:
     return Gain(
         name,
         run_batch=median_rate(timed, RUN_BATCH),
+        naive=median_rate(timed, HTTP_INSTALLED),
         ours=median_rate(timed, OURS),
         input_order=median_rate(timed, OURS_INPUT_ORDER) if losses else None,
         loss=statistics.median(losses) if losses else None,
-        their_cached=statistics.median(one.cached for one in of_way(timed, RUN_BATCH)),
-        cached=statistics.median(one.cached for one in of_way(timed, OURS)),
+        run_batch_cached=_cached(timed, RUN_BATCH),
+        naive_cached=_cached(timed, HTTP_INSTALLED),
+        cached=_cached(timed, OURS),
         ceiling=ceiling,
         spread=spread(timed) if losses else None,
     )
 
 
+def _cached(timed: list[Timed], way: str) -> float:
+    return statistics.median(one.cached for one in of_way(timed, way))
+
+
 def table(gains: list[Gain]) -> str:
+    client = f"plain aiohttp client, {2 * MAX_NUM_SEQS} in flight"
     heading = (
-        "| shuffled file | `run_batch`, requests/s | Batchyard, requests/s | ratio | its hit rate "
-        "| our hit rate | ceiling | share of the ceiling | spread |"
+        f"| shuffled file | `run_batch`, requests/s | {client}, requests/s | Batchyard, requests/s "
+        "| of `run_batch` | of the client | hit rates of the three | ceiling "
+        "| share of the ceiling | spread |"
     )
-    lines = [heading, "|---|---|---|---|---|---|---|---|---|"]
+    lines = [heading, "|---|---|---|---|---|---|---|---|---|---|"]
     for gain in gains:
         noise = "–" if gain.spread is None else f"{100 * gain.spread:.0f} %"
         share = f"**{100 * gain.share_of_ceiling:.0f} %**" if gain.ceiling else "–"
+        hits = (gain.run_batch_cached, gain.naive_cached, gain.cached)
         lines.append(
-            f"| {gain.name} | {gain.run_batch:.0f} | {gain.ours:.0f} | **{gain.ratio:.2f}×** "
-            f"| {100 * gain.their_cached:.0f} % | {100 * gain.cached:.0f} % "
+            f"| {gain.name} | {gain.run_batch:.0f} | {gain.naive:.0f} | {gain.ours:.0f} "
+            f"| **{gain.ours / gain.run_batch:.2f}×** | **{gain.ours / gain.naive:.2f}×** "
+            f"| {', '.join(f'{100 * each:.0f} %' for each in hits)} "
             f"| {100 * gain.ceiling:.0f} % | {share} | {noise} |"
         )
     for gain in gains:
@@ -203,6 +216,7 @@ def section() -> str:
         for gain in gains
         for bar in (
             Bar(gain.name, "run_batch", gain.run_batch),
+            Bar(gain.name, "plain client", gain.naive),
             Bar(gain.name, "Batchyard", gain.ours, is_ours=True),
         )
     ]

@@ -49,6 +49,8 @@ HTTP_INSTALLED = "http-window-installed"
 """The same client, and ``vllm serve`` as it is installed."""
 HTTP_SEVERAL = "http-window-several"
 """The same with as many API servers as Batchyard's engine gets of its own accord."""
+HTTP_RUST = "http-window-rust"
+"""The same with vLLM's front end in Rust, where the engine environment has it."""
 HTTP_BARRIER = "http-barrier-"
 STREAM_WINDOW = "stream-window"
 STREAM_BARRIER = "stream-barrier-"
@@ -66,6 +68,7 @@ ENGINE_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
 }
 ONE_SERVER = "--one-server"
+_USE_RUST, _RUST_PATH = "VLLM_USE_RUST_FRONTEND", "VLLM_RUST_FRONTEND_PATH"
 _SECONDS = "SECONDS "
 _SETTLE_SECONDS = 1.0
 """For what is due when a program goes on: connections that are too old, a look at the database."""
@@ -128,12 +131,17 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
     """
     ours = (sys.executable, "-m", "benchmarks.serve_timed")
     naive = (sys.executable, "-m", "benchmarks.naive_timed")
-    several = as_installed(SERVERS_SCRIPT, "--api-server-count", servers_of(options))
+    one, several = (
+        # -P: the script's neighbour vllm.py is no vLLM.
+        as_installed("-P", SERVERS_SCRIPT, "--api-server-count", count)
+        for count in (1, servers_of(options))
+    )
     commands: dict[str, Command] = {
         RUN_BATCH: run_batch_program(),
         RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH),
         HTTP_INSTALLED: (*naive, *as_installed(*_SERVE), "--"),
         HTTP_SEVERAL: (*naive, *several, "--"),
+        HTTP_RUST: (*naive, "env", f"{_USE_RUST}=1", *one, "--"),
         OURS_ONE_SERVER: (*ours, ONE_SERVER),
     }
     shares: dict[Command, list[Job]] = {}
@@ -152,6 +160,14 @@ def servers_of(options: Sequence[str]) -> int:
     """How many API servers an engine of ours has with these options on this machine."""
     cores = len(os.sched_getaffinity(0))
     return api_servers(EngineOptions(options), os.environ, cores)
+
+
+def has_rust_front_end() -> bool:
+    """Whether the engine environment's vLLM has the front end in Rust: its CUDA wheels do.
+
+    A path in vLLM's own variable counts too; vLLM takes what it finds there.
+    """
+    return _RUST_PATH in os.environ or (_packages() / "vllm" / "vllm-rs").is_file()
 
 
 def run_batch_program() -> Command:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.engine.base import EngineAnswer
+from batchyard.engine.vllm.vllm import SERVERS_SCRIPT
 from benchmarks import (
     batch_list,
     cache_isolation,
@@ -38,7 +39,7 @@ from benchmarks.timed import OURS, RUN_BATCH, Job, Timed
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable
+    from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 
     from batchyard.engine.base import EngineRequest
 
@@ -125,13 +126,18 @@ def test_other_tools_are_compared_with_the_run_batch_of_the_engine() -> None:
     """One that did not come to an end has a row that says so."""
     found: dict[str, list[Timed] | str] = {
         way: [Timed(Job(way, "file"), seconds, requests, 0, 0, 0) for seconds in (1.0, 2.0, 4.0)]
-        for way, requests in zip(other_tools.NAMES, (100, 110, 150, 20, 30), strict=True)
+        for way, requests in zip(
+            other_tools.NAMES, (100, 110, 140, 150, 20, 30, 40, 50), strict=True
+        )
     }
     found[other_tools.DAFT] = "cut off after 120 s"
     table = other_tools.table(found)
     assert "| 150 short requests |" in table
     assert "| Batchyard | 75 | **1.50×** | 150 % |" in table
+    assert "| plain aiohttp client, 512 in flight, `vllm serve` | 70 | 1.40× | 150 % |" in table
     assert "| LiteLLM, `batch_completion`, 100 threads | 10 | 0.20× | 150 % |" in table
+    assert "| saturate, `pump`, a window that adapts | 20 | 0.40× | 150 % |" in table
+    assert "| Ray Data LLM, HTTP requests, blocks of 64 | 25 | 0.50× | 150 % |" in table
     assert "| Daft, `prompt`, up to 1,000 connections | – | – | cut off after 120 s |" in table
 
 
@@ -211,6 +217,74 @@ def test_a_job_that_did_less_than_it_was_asked_for_is_void(tmp_path: Path) -> No
         timed.judged(job, timed.Used(2.0, 0.5))
 
 
+def answered_at_once(jobs: Sequence[Job], *_: object, **__: object) -> list[Timed]:
+    """Every job, in a second for our ways and in two for those of others."""
+    ours = (OURS, timed.OURS_INPUT_ORDER, timed.STREAM_WINDOW)
+    return [Timed(job, 1.0 if job.way in ours else 2.0, 10, 10, 100, 50) for job in jobs]
+
+
+def test_the_gain_from_the_order_is_that_over_run_batch_and_over_a_plain_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_gain, "run_jobs", answered_at_once)
+    monkeypatch.setattr(plan_gain, "cache_ceilings", lambda files, **_: [0.5] * len(files))
+    size = plan_gain.Size(groups=4, each=4, unshared=4, pairs=2)
+    row = "| four-level tree | 5 | 5 | 10 | **2.00×** | **2.00×** | 50 %, 50 %, 50 % | 50 % |"
+    assert row in plan_gain.table(plan_gain.measure(size))
+
+
+def test_a_plain_client_is_compared_with_one_window_where_the_engine_is_a_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(no_barrier, "run_jobs", answered_at_once)
+    on_stub = no_barrier.Shares("stub engine", 10, 1.0, 1.0, {32: 0.5, 10: 0.2, 4: 0.1})
+    table = no_barrier.table([on_stub, no_barrier.on_vllm(40, 20)])
+    assert "| plain aiohttp client, as many in flight, `vllm serve` | – | 50 % |" in table
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_front_end_in_rust_has_a_row_where_vllm_has_it(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's wheel for CUDA has it, that for CPUs has not."""
+    package = tmp_path / "lib" / "python3.11" / "site-packages" / "vllm"
+    package.mkdir(parents=True)
+    if is_there:
+        (package / "vllm-rs").touch()
+    monkeypatch.delenv("VLLM_RUST_FRONTEND_PATH", raising=False)
+    monkeypatch.setattr(timed, "ENGINE_PYTHON", tmp_path / "bin" / "python")
+    monkeypatch.setattr(overhead, "run_jobs", answered_at_once)
+    found = overhead.measure(overhead.Size(requests=20, barrier_requests=4, files=1))
+    table = overhead.table(found)
+    assert ("| the same with vLLM's front end in Rust | 5 | 1.00× |" in table) is is_there
+
+
+def test_each_server_that_a_plain_client_talks_to_is_started_as_its_row_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: dict[str, list[str]] = {}
+
+    def run(
+        shares: dict[tuple[object, ...], list[Job]], *_: object, **__: object
+    ) -> dict[Job, timed.Used]:
+        for command, jobs in shares.items():
+            started[jobs[0].way] = list(map(str, command))
+        return {job: timed.Used(1.0) for jobs in shares.values() for job in jobs}
+
+    monkeypatch.setattr(timed, "is_environment_tuned", lambda: True)
+    monkeypatch.setattr(timed, "in_turns", run)
+    monkeypatch.setattr(timed, "judged", lambda job, used: Timed(job, used.seconds, 1, 1, 1, 1))
+    ways = (timed.HTTP_INSTALLED, timed.HTTP_SEVERAL, timed.HTTP_RUST)
+    timed.run_jobs([Job(way, "in") for way in ways], ["--api-server-count", "3"], warm_up="warm")
+    several, rust = started[timed.HTTP_SEVERAL], started[timed.HTTP_RUST]
+    assert several[several.index("--api-server-count") + 1] == "3"
+    assert rust[rust.index("--api-server-count") + 1] == "1"
+    # Else the script would import the file vllm.py beside it.
+    assert all("-P" in words[: words.index(str(SERVERS_SCRIPT))] for words in (several, rust))
+    assert "VLLM_USE_RUST_FRONTEND=1" in rust
+    assert not any("RUST" in word for word in several + started[timed.HTTP_INSTALLED])
+
+
 def big_parent(mebibytes: int) -> bytes:
     """So much memory of ours, in use."""
     return b"x" * mebibytes * 1024**2
@@ -270,8 +344,9 @@ def test_waits_beside_a_large_batch_are_compared_with_those_alone() -> None:
 @pytest.mark.vllm
 def test_every_way_answers_short_requests_on_vllm() -> None:
     rates = overhead.measure(overhead.Size(requests=60, barrier_requests=20, files=1))
-    several = {timed.HTTP_SEVERAL, timed.OURS_ONE_SERVER} if timed.servers_of(()) == 1 else set()
-    assert set(rates.rates) == set(overhead.NAMES) - several
+    missing = {timed.HTTP_SEVERAL, timed.OURS_ONE_SERVER} if timed.servers_of(()) == 1 else set()
+    missing |= set() if timed.has_rust_front_end() else {timed.HTTP_RUST}
+    assert set(rates.rates) == set(overhead.NAMES) - missing
     assert all(seconds > 0 for seconds in rates.front_ends.values())
     assert len(rates.to_naive) == 1
     assert rates.ratio(RUN_BATCH) == 1.0
@@ -286,6 +361,7 @@ def test_hit_rates_on_vllm_stay_under_their_ceilings() -> None:
     assert [gain.name for gain in shared] == list(plan_gain.kinds(size))
     for gain in shared:
         assert 0 < gain.cached <= gain.ceiling
+        assert gain.naive > 0
     assert (nothing.cached, nothing.ceiling) == (0.0, 0.0)
     assert "With nothing shared" in plan_gain.table([*shared, nothing])
 
@@ -295,6 +371,8 @@ def test_hit_rates_on_vllm_stay_under_their_ceilings() -> None:
 def test_one_window_and_barriers_run_on_vllm() -> None:
     shares = no_barrier.on_vllm(40, 20)
     assert shares.window_tokens_per_second > 0
+    assert shares.naive is not None
+    assert shares.naive > 0
     assert list(shares.barriers) == [no_barrier.VLLM_SEQS, 10, 4]
 
 
