@@ -36,6 +36,7 @@ class IdHashes:
             8 * _HELD, dir=None if spool is None else str(spool), prefix="ids-"
         )
         self._new = array("Q")
+        self._written = 0
 
     def add(self, custom_id: str) -> None:
         """Take the next line's."""
@@ -49,7 +50,7 @@ class IdHashes:
 
         self._write()
         suspects: set[int] = set()
-        groups = self._file.tell() // (8 * _HELD) + 1
+        groups = self._written // _HELD + 1
         with self._file as file:
             for group in range(groups):
                 file.seek(0)
@@ -64,6 +65,7 @@ class IdHashes:
 
     def _write(self) -> None:
         self._file.write(self._new.tobytes())
+        self._written += len(self._new)
         del self._new[:]
 
 

@@ -142,6 +142,7 @@ def test_a_key_that_is_none_is_refused(api: Api, key: str) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
+@pytest.mark.alone
 async def test_100_clients_poll_at_once(api: Api, services: Services) -> None:
     batch = await services.store.batches.create(new_batch(tenant="one"))
     async with api.async_openai(max_retries=0) as client:

@@ -264,6 +264,7 @@ async def test_a_server_that_is_down_gets_one_probe_at_a_time_with_growing_pause
         await lines.has(60)
 
 
+@pytest.mark.alone
 async def test_a_server_that_is_back_gets_twice_as_much_with_each_round() -> None:
     """So that it is full soon, and is not run over by all that waits."""
     server = Server(down_for(0.5, 503))

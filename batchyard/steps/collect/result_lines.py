@@ -77,7 +77,7 @@ class ResultLines:
         self._waiting_bytes = 0
         self._runs: dict[Outcome, list[_Run]] = {outcome: [] for outcome in Outcome}
         self._has_line: npt.NDArray[np.bool_] = np.zeros(total, dtype=bool)
-        """Of each request."""
+        """Whether each request has a line."""
         self._counts = dict.fromkeys(Outcome, 0)
         self.usage = NO_USAGE
         self.copies = 0
