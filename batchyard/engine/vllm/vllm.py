@@ -313,7 +313,7 @@ class VllmEngine:
     def _command(self, socket_path: Path) -> list[str]:
         words = [
             *self._options.words,
-            *lora_options(self._adapters, self._options, on_cpu=self._device() in {CPU, CPU_ALONE}),
+            *lora_options(self._adapters, self._options, on_cpu=self._device().is_cpu),
             *added_options(
                 self.model,
                 self._weights,

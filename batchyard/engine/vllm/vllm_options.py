@@ -64,6 +64,11 @@ class DeviceProfile:
     max_num_seqs: int
     max_num_batched_tokens: int
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether there is no GPU, however many requests run at a time."""
+        return self.name == CPU.name
+
 
 CPU = DeviceProfile("cpu", max_num_seqs=256, max_num_batched_tokens=4096)
 CPU_ALONE = DeviceProfile("cpu", max_num_seqs=1, max_num_batched_tokens=4096)
@@ -324,7 +329,7 @@ def engine_environment(
         and name not in _NOT_FOR_ENGINES
     }
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
-    if profile in {CPU, CPU_ALONE} and "kv-cache-memory-bytes" not in options:
+    if profile.is_cpu and "kv-cache-memory-bytes" not in options:
         # vLLM's own choice is nearly all of the machine's memory.
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(4, memory_bytes() // 4 // GIB)))
     if "otlp-traces-endpoint" in options:
