@@ -45,7 +45,8 @@ remote = 3
 endpoint_url = "https://s3.example.org"
 secret_access_key = { variable = "S3_SECRET" }
 """
-NO_OBJECTIVE = {
+LEFT_OUT = {
+    "batch_invariant": False,
     "ttft_ms": None,
     "itl_ms": None,
     "latency_quantile": 0.99,
@@ -153,7 +154,7 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
         "adapters": {"law": "/data/law"},
         "batch_hours": [],
         "live": False,
-        **NO_OBJECTIVE,
+        **LEFT_OUT,
     }
     assert blocks(server)["far"]["api_key"] == "sk-canary"
     assert blocks(server)["far"]["adapters"] == ["tone"]
@@ -401,5 +402,5 @@ def test_the_file_of_the_page_is_deployed(server: PrefectServer, tmp_path: Path)
         "adapters": {},
         "batch_hours": [],
         "live": False,
-        **NO_OBJECTIVE,
+        **LEFT_OUT,
     }
