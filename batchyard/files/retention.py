@@ -22,7 +22,7 @@ from batchyard.store import FORGOTTEN_SECONDS
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
     from batchyard.services.services import Services
     from batchyard.storage.base import ListedObject, Storage
@@ -171,8 +171,8 @@ async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECO
     parts of ended uploads.
 
     Bytes come before their row, so nothing younger than ``older_than_seconds`` is touched, and a
-    batch keeps its plan and segments as long after its end. Nor is anything that is older than
-    the database's first row: that belongs to another installation in the same place.
+    batch keeps its plan and segments as long after its end. Nor is anything that has no row and is
+    older than the database's first one: that belongs to another installation in the same place.
 
     Raises :class:`~batchyard.errors.StorageError`; the next sweep goes on from there. Raises
     :class:`~batchyard.errors.OtherState`, and deletes nothing, where the object store is ahead of
@@ -212,7 +212,12 @@ async def _file_orphans(
 ) -> AsyncIterator[list[ListedObject]]:
     """Objects under ``files/`` that no row names, nor may come to name."""
     files = services.store.files
-    async for page in _old_objects(services, FILES, older_than_seconds):
+
+    async def known(keys: Sequence[str]) -> set[str]:
+        recorded = await files.known([file_id_of(key) for key in keys])
+        return {key for key in keys if file_id_of(key) in recorded}
+
+    async for page in _old_objects(services, FILES, older_than_seconds, known):
         # In this order: a batch that ends in between has its rows when they are looked for.
         awaited = await files.awaited()
         named = await files.storage_keys([each.key for each in page])
@@ -242,23 +247,40 @@ async def _upload_orphans(
         yield found
 
 
+async def _none_is_known(_: Sequence[str]) -> set[str]:
+    return set()
+
+
 async def _old_objects(
-    services: Services, prefix: str, older_than_seconds: float
+    services: Services,
+    prefix: str,
+    older_than_seconds: float,
+    known: Callable[[Sequence[str]], Awaitable[set[str]]] = _none_is_known,
 ) -> AsyncIterator[list[ListedObject]]:
-    """What lies under ``prefix`` and may be swept, by its age only."""
+    """What lies under ``prefix`` and may be swept, by its age only.
+
+    ``known``: which of some keys have a row. Bytes come before their row, so those of the first
+    one are older than it.
+    """
     known_since = await services.store.files.known_since()
     if known_since is None:
         return
     oldest_seconds = await services.store.database.now() - known_since
+
+    async def ours(page: list[ListedObject]) -> list[ListedObject]:
+        early = [each.key for each in page if each.age_seconds > oldest_seconds]
+        others = set(early) - (await known(early) if early else set())
+        return [each for each in page if each.key not in others]
+
     page: list[ListedObject] = []
     async for each in services.storage.listing(prefix):
-        if older_than_seconds <= each.age_seconds <= oldest_seconds:
+        if each.age_seconds >= older_than_seconds:
             page.append(each)
         if len(page) == _KEYS_AT_ONCE:
-            yield page
+            yield await ours(page)
             page = []
     if page:
-        yield page
+        yield await ours(page)
 
 
 async def _is_over(services: Services, batch_id: str, kept_seconds: float) -> bool:

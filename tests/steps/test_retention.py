@@ -20,7 +20,7 @@ from batchyard.steps.collect.collect import collect_results
 from batchyard.steps.collect.publish import publish_results
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.memory import MemoryStorage
-from batchyard.store import NewBatch, NewFile
+from batchyard.store import NewBatch, NewFile, NewUpload
 from batchyard.wire import new_batch_id, new_file_id, result_file_id
 from tests.contract.store.samples import begin, finish
 from tests.contract.store.test_chains import begun_chain, part_of
@@ -48,7 +48,9 @@ async def put(yard: Yard, *names: str) -> None:
         await put_bytes(yard.services.storage, name, [CANARY.encode()])
 
 
-async def record(yard: Yard, key: str, lifetime_seconds: int | None = -1) -> FileRecord:
+async def record(
+    yard: Yard, key: str, lifetime_seconds: int | None = -1, **more: Any
+) -> FileRecord:
     """A file whose bytes are stored under ``key``, by default expired a second ago."""
     await put(yard, key)
     return await yard.services.store.files.create(
@@ -59,6 +61,7 @@ async def record(yard: Yard, key: str, lifetime_seconds: int | None = -1) -> Fil
             sha256="",
             storage_key=key,
             lifetime_seconds=lifetime_seconds,
+            **more,
         )
     )
 
@@ -334,6 +337,32 @@ async def test_what_is_older_than_the_database_is_another_installation_s(yard: Y
     await installed_days_ago(yard, 10)
     assert await sweep_orphans(yard.services) == Swept(0, 0, 0)
     assert await keys(yard) == before
+
+
+async def test_bytes_of_the_first_file_are_wiped_though_they_came_before_its_row(
+    yard: Yard,
+) -> None:
+    """Deleted while a batch read it; on S3, an upload is as old as its beginning."""
+    file = await record(yard, file_key(file_id := new_file_id()), lifetime_seconds=None, id=file_id)
+    written_hours_ago(yard, file.storage_key, 30)
+    await yard.services.store.files.delete(file.id)
+    assert (await sweep_orphans(yard.services)).objects == 1
+    assert await keys(yard) == []
+
+
+async def test_parts_of_the_first_upload_are_wiped_before_there_is_any_file(yard: Yard) -> None:
+    upload = await yard.services.store.uploads.create(
+        NewUpload(
+            tenant="default",
+            purpose="batch",
+            filename="in.jsonl",
+            mime_type="text/plain",
+            bytes=9,
+        )
+    )
+    await put(yard, part := part_key(upload.id, "part_1"))
+    assert (await sweep_orphans(yard.services, 0)).objects == 1
+    assert part not in await keys(yard)
 
 
 async def test_other_objects_than_ours_are_left_alone(yard: Yard) -> None:

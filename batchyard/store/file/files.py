@@ -23,6 +23,7 @@ from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import UNFINISHED, BatchStatus
 from batchyard.store.tables.batch import BATCHES, RESULTS, result_file_ids
 from batchyard.store.tables.file import FILES, FileRecord, NewFile
+from batchyard.store.tables.upload import UPLOADS
 from batchyard.store.tenant.tenants import hold_quota
 
 if TYPE_CHECKING:
@@ -209,11 +210,17 @@ class Files(Aggregate):
         return ids
 
     @reads
+    async def known(self, connection: AsyncConnection, file_ids: Sequence[str]) -> set[str]:
+        """Those of ``file_ids`` that were ever recorded, deleted or not."""
+        found = await connection.execute(select(FILES.c.id).where(FILES.c.id.in_(file_ids)))
+        return set(found.scalars())
+
+    @reads
     async def known_since(self, connection: AsyncConnection) -> int | None:
-        """When the first batch or file was recorded, Unix seconds; None: nothing ever was."""
+        """When the first batch, file or upload was recorded, Unix seconds; None: nothing was."""
         firsts = [
             (await connection.execute(select(func.min(table.c.created_at)))).scalar_one()
-            for table in (FILES, BATCHES)
+            for table in (FILES, BATCHES, UPLOADS)
         ]
         return min((first for first in firsts if first is not None), default=None)
 
