@@ -43,6 +43,7 @@ GROUPS = {
     "tests/flows/": "flows",
     "tests/contract/storage/": "storage",
     "tests/api/test_postgres_and_s3": "storage",
+    "tests/mixtures/": "storage",
 }
 """By the beginning of a file's path: which other files its tests stay together with."""
 
@@ -63,6 +64,7 @@ DEPLOYED = (
     "tests/flows/",
     "tests/machines/",
     "tests/migrations/",
+    "tests/mixtures/",
     "tests/page/",
     "tests/steps/test_chains",
     "tests/steps/test_datasets",

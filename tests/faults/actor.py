@@ -36,6 +36,8 @@ from tests.hurry import hurried
 from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from batchyard.engine.base import EngineAnswer, EngineRequest
     from batchyard.services.services import Services
 
@@ -111,20 +113,25 @@ async def _serve(role: str, parts: dict[str, Any]) -> None:
 
 def act(role: str, parts: dict[str, Any]) -> int:
     """One such process from here to its end; its exit status."""
+    return run_as(role, _serve(role, parts))
+
+
+def run_as(role: str, work: Coroutine[Any, Any, None]) -> int:
+    """Do a process's work, with its log on standard error; the exit status."""
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
         format=f"%(asctime)s {os.getpid()} {role} %(levelname)s %(name)s %(message)s",
     )
     try:
-        asyncio.run(_serve(role, parts))
+        asyncio.run(work)
     except Exception:
         logger.exception("the %s died", role)
         return 1
     return 0
 
 
-def _nursery() -> None:
+def serve_as_nursery(act: Callable[[str, dict[str, Any]], int] = act) -> None:
     """Fork children as told, until standard input ends; then kill those that are left."""
     woken, wake = socket.socketpair()
     woken.setblocking(False)
@@ -159,14 +166,14 @@ def _nursery() -> None:
             child = os.fork()
             if child == 0:
                 selector.close()
-                _be(role, json.loads(parts))
+                _be(act, role, json.loads(parts))
             children.add(child)
             _say(f"started {child}")
     for child in children:
         os.kill(child, signal.SIGKILL)
 
 
-def _be(role: str, parts: dict[str, Any]) -> None:
+def _be(act: Callable[[str, dict[str, Any]], int], role: str, parts: dict[str, Any]) -> None:
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -196,6 +203,6 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "nursery":
-        _nursery()
+        serve_as_nursery()
     else:
         sys.exit(act(sys.argv[1], json.loads(sys.argv[2])))

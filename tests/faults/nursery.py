@@ -50,6 +50,11 @@ class Nursery:
     def is_alive(self, actor: Actor) -> bool:
         return actor.pid not in self.ended
 
+    async def kill(self, actor: Actor) -> None:
+        """SIGKILL; return when it is gone."""
+        await self.signal(actor, signal.SIGKILL)
+        await self.gone(actor)
+
     async def gone(self, actor: Actor) -> int:
         """Wait for its end; its exit status, negative for a signal."""
         while self.is_alive(actor):  # noqa: ASYNC110 - told by a pipe, in a test
@@ -73,14 +78,17 @@ class Nursery:
 
 
 @contextlib.asynccontextmanager
-async def running_nursery(**variables: str) -> AsyncIterator[Nursery]:
+async def running_nursery(
+    module: str = "tests.faults.actor", **variables: str
+) -> AsyncIterator[Nursery]:
     """At the end of the block every process that it started is dead.
 
+    ``module``: what is run as a nursery.
     ``variables`` are further ones of their environment, for example another version's.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.faults.actor", "nursery"),
+        *("-m", module, "nursery"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | variables,
