@@ -12,11 +12,11 @@ import ast
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Set
+    from pathlib import Path
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -25,11 +25,12 @@ STORES: Final = {
     "objects": "the object store",
     "prefect": "Prefect",
     "engine": "the engine",
-    "receiver": "a receiver of webhooks or e-mails",
-    "place": "a place that a user names: a path, a URL, an object",
-    "disk": "the disk of this machine",
+    "receiver": "a receiver",
+    "place": "a user's place",
+    "disk": "the disk",
 }
-
+"""What each kind is called. A receiver is one of webhooks or e-mails; a user's place is a path, a
+URL or an object that a user names; the disk is that of the machine."""
 
 _ASSIGNING = (
     *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.withitem),
@@ -78,6 +79,8 @@ BELOW: Final = frozenset(
     )
 )
 """Packages that know no store, or one kind only: the import contracts keep it so."""
+
+_FUNCTIONS: Final = {name: kind for kind, each in CALLS.items() for name in each.functions}
 
 OPENED: Final = {"batchyard.services.services:open_services"}
 """What it makes as a process starts is a window of its own, and not one of all that call it."""
@@ -138,10 +141,10 @@ class Code:
 
     @cached_property
     def functions(self) -> dict[str, Function]:
-        """All functions and methods, by name."""
+        """All functions and methods, by name, but for the store's own: they write to it only."""
         found = {}
         for module, tree in self.modules.items():
-            for node in tree.body:
+            for node in [] if module.startswith("batchyard.store") else tree.body:
                 owner = node.name if isinstance(node, ast.ClassDef) else ""
                 for each in node.body if isinstance(node, ast.ClassDef) else [node]:
                     if isinstance(each, _Function):
@@ -205,21 +208,26 @@ class Code:
                         found[each.target.id] = _writing_methods(self.classes[kind])
         return found
 
-    def _written(
-        self, node: ast.Name | ast.Attribute, aggregates: Mapping[str, str]
-    ) -> str | None:
+    def _written(self, node: ast.Name | ast.Attribute, aggregates: Mapping[str, str]) -> str | None:
         """The store that is written to by what is named."""
         if isinstance(node, ast.Name):
-            return next((kind for kind, each in CALLS.items() if node.id in each.functions), None)
+            return _FUNCTIONS.get(node.id)
+        if node.attr not in self._methods:
+            return _FUNCTIONS.get(node.attr)
         whole = _dotted(node.value)
         of = whole.rpartition(".")[2].lstrip("_")
         if node.attr in self.writers.get(aggregates.get(whole, of), ()):
             return "database"
         for kind, calls in CALLS.items():
             is_named = of in calls.names or any(whole.endswith(f".{each}") for each in calls.names)
-            if (is_named and node.attr in calls.methods) or node.attr in calls.functions:
+            if is_named and node.attr in calls.methods:
                 return kind
         return None
+
+    @cached_property
+    def _methods(self) -> frozenset[str]:
+        """All that may write, by name only."""
+        return frozenset().union(*self.writers.values(), *(each.methods for each in CALLS.values()))
 
     # -- what is called -----------------------------------------------------------------------
 
@@ -245,7 +253,7 @@ class Code:
         return {
             module: {
                 alias.asname or alias.name: f"{node.module}:{alias.name}"
-                for node in _nodes(tree)
+                for node in _statements(tree)
                 if isinstance(node, ast.ImportFrom) and node.module in self.modules
                 for alias in node.names
             }
@@ -360,6 +368,15 @@ def _nodes(root: ast.AST) -> list[ast.AST]:
                 found += [each for each in value if isinstance(each, ast.AST)]
             elif isinstance(value, ast.AST) and value._fields:
                 found.append(value)
+    return found
+
+
+def _statements(root: ast.Module) -> list[ast.AST]:
+    """All statements, also those in functions."""
+    found: list[ast.AST] = [root]
+    for node in found:
+        for name in ("body", "orelse", "finalbody", "handlers"):
+            found += [each for each in getattr(node, name, ()) if isinstance(each, ast.AST)]
     return found
 
 
