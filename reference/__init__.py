@@ -1,7 +1,8 @@
 """The pages of docs/reference, written from the code: ``python -m reference`` (`make docs`).
 
 One module is one page. What a page says is said in the code first (a setting's docstring, an
-option's help, the OpenAPI document); only error codes are described here, in ``error_codes.py``.
+option's help, the OpenAPI document); only error codes are described here, in ``error_codes.py``,
+and windows, in ``windows.toml``.
 Not shipped with the product.
 """
 
@@ -18,6 +19,7 @@ from reference import (
     logs_page,
     metrics_page,
     settings_page,
+    windows_page,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "events.md": events_page.page,
     "logs.md": logs_page.page,
     "metrics.md": metrics_page.page,
+    "windows.md": windows_page.page,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from batchyard.errors import (
     TransitionConflict,
 )
 from batchyard.logs import event_logger
+from batchyard.services.patience import patiently
 from flows.process.worker import worker_services
 
 if TYPE_CHECKING:
@@ -69,8 +71,12 @@ async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None: 
     Prefect runs this in the worker, because the flow run's own process is gone by then. A run
     without a deployment belongs to a command, where Ctrl-C does not mean to end the batch.
     """
-    if flow_run.deployment_id is None:
-        return
+    if flow_run.deployment_id is not None:
+        # Prefect calls this once, and the flow run is Cancelling until it returns.
+        await patiently(partial(_cancel_batch_of, flow_run), f"the batch of {flow_run.id}")
+
+
+async def _cancel_batch_of(flow_run: FlowRun) -> None:
     async with worker_services() as services:
         store = services.store
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID, uuid4
 
 import httpx
@@ -20,13 +21,16 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
 )
 from prefect.exceptions import PrefectException
+from prefect.states import Cancelling
 
 from batchyard.dispatch.run_states import UNPUBLISHED
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
+from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.locations.local_file import LocalFile
 from batchyard.runner import hours_watch
 from batchyard.schedule.hours import ALWAYS, Hours
+from batchyard.services import patience
 from batchyard.services.keys import plan_key
 from batchyard.services.services import as_current
 from batchyard.steps.collect.collect import collect_results
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import FlowRun
 
     from batchyard.services.services import Services
 
@@ -254,6 +259,27 @@ async def test_a_submission_that_is_cancelled_before_its_batch_is_held_cancels_t
         deployed = run.model_copy(update={"deployment_id": uuid4()})
         await cancel_its_batch(submit_batch, deployed, state)
         (batch,) = await services.store.batches.page()
+    assert batch.status is BatchStatus.CANCELLING
+
+
+async def test_a_cancellation_in_prefect_waits_for_a_database_that_is_away(
+    open_yard: OpenYard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect calls the hook once. Afterwards the flow run is Cancelled, and nobody looks at it."""
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.0)
+    async with open_yard() as services:
+        batch_id = await create(services, tmp_path, request_lines(1))
+        batches = services.store.batches
+        cancel = batches.cancel
+
+        async def be_away(_: str) -> None:
+            monkeypatch.setattr(batches, "cancel", cancel)
+            raise StoreUnavailable("The database is away.")
+
+        monkeypatch.setattr(batches, "cancel", be_away)
+        run = SimpleNamespace(id=uuid4(), deployment_id=uuid4(), parameters={"batch_id": batch_id})
+        await cancel_its_batch(process_batch, cast("FlowRun", run), Cancelling())
+        batch = await batches.get(batch_id)
     assert batch.status is BatchStatus.CANCELLING
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import update
 
 from batchyard.engine.stub.stub import StubEngine
-from batchyard.errors import StoreUnavailable, WindowUnattainable
+from batchyard.errors import StoreUnavailable, TransitionConflict, WindowUnattainable
 from batchyard.lifecycle import BatchStatus
 from batchyard.locations.local_file import LocalFile
 from batchyard.runner import serving
 from batchyard.runner.meters.pace import Pace
 from batchyard.runner.registration import Registration
 from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.steps.fetch.fetch import fetch_input
 from batchyard.steps.forecast.forecast import update_forecasts
+from batchyard.steps.prepare.prepare import preparing
 from batchyard.store import RunnerKind
 from batchyard.store.tables.batch import BATCHES
 from tests.lifecycle import run_chunks
@@ -110,6 +112,33 @@ async def test_a_batch_that_cannot_meet_its_window_is_refused_where_that_is_want
     assert batch.errors is not None
     assert batch.errors[0].code == "window_unattainable"
     assert yard.engine.executed == 0
+
+
+async def test_a_batch_that_has_begun_is_not_too_much_for_itself(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to its beginning was lost, and the step is repeated: it waits for itself twice."""
+    yard.set(admission="refuse")
+    await measured(yard, 4.0)
+    batch_id = await yard.create([chat_line(f"id-{n}") for n in range(20)], completion_window="1m")
+    await fetch_input(yard.services, batch_id)
+    batches = yard.services.store.batches
+    begin = batches.begin
+
+    async def begin_unheard(*args: Any, **kwargs: Any) -> None:
+        await begin(*args, **kwargs)
+        monkeypatch.undo()
+        raise StoreUnavailable("The answer was lost.")
+
+    monkeypatch.setattr(batches, "begin", begin_unheard)
+    async with preparing(yard.services, batch_id, 0) as preparation:
+        assert preparation is not None
+        await preparation.validate()
+        with pytest.raises(StoreUnavailable):
+            await preparation.plan()
+        with pytest.raises(TransitionConflict):
+            await preparation.plan()
+    assert (await batches.get(batch_id)).status is BatchStatus.IN_PROGRESS
 
 
 async def test_what_waits_already_may_be_too_much_for_another_batch(yard: Yard) -> None:

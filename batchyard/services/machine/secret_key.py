@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from batchyard.storage.file import sync_folder
 from batchyard.store import RunnerKind, new_sealing_key, reseal
 
 if TYPE_CHECKING:
@@ -131,17 +132,15 @@ def _make(path: Path, keys: Sequence[str], now: float | None = None) -> None:
             os.link(draft, path)
     finally:
         draft.unlink()
+    # What is sealed with it must not outlive it in a power cut.
+    sync_folder(path.parent)
 
 
 def _replace(path: Path, keys: Sequence[str], now: float) -> None:
     draft = _draft(path, list(dict.fromkeys(keys)), now)
     draft.replace(path)
-    # What is sealed next must not outlive the key in a power cut.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    # As above, of what is sealed next.
+    sync_folder(path.parent)
 
 
 def _draft(path: Path, keys: Sequence[str], now: float | None) -> Path:

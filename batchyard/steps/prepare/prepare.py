@@ -107,6 +107,7 @@ class Preparation:
         self._reader: Reader | None = None
         self._validated: Validated
         self._prepared: Prepared | None = None
+        self._is_attainable = False
 
     async def validate(self) -> Validated:
         """Check every line in one pass over the input, which also sorts the requests.
@@ -206,8 +207,10 @@ class Preparation:
         if self._prepared is None:
             self._prepared = Prepared(validated.model, await self._write_plan(validated.model))
         prepared = self._prepared
-        if validated.model is not None:
+        if validated.model is not None and not self._is_attainable:
             await self._check_window(validated.model, prepared.plan)
+            # Once: if only the answer is lost below, the batch is among what waits already.
+            self._is_attainable = True
         await services.storage.put(self._plan_key, read_file(self._folder / "plan"))
         if validated.left_out is not None:
             await self._check_lease()
