@@ -3,7 +3,8 @@
 A function writes to a store by a call of :data:`CALLS`, or by a call of another function of the
 program that does. What is called is found by its name: a function of the same module, an imported
 one, a method of ``self``, of a parameter that has an annotation, or of an attribute that is made or
-annotated in the class. What is called through anything else is not seen.
+annotated in the class. What is called through anything else is not seen, nor is what is written
+later from memory, as the counts of what an engine has answered: such windows are found by reading.
 """
 
 from __future__ import annotations
