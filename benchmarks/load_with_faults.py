@@ -45,14 +45,16 @@ LINES: Final = 5
 CAPACITY_SECONDS: Final = 10.0
 BETWEEN_KILLS_SECONDS: Final = 10.0
 _ATTEMPTS: Final = 20
+# Clients look much more often than they create. A batch costs as much as dozens of looks: with more
+# of them, they would wait longer and longer for each other.
 _SHARES: Final = {
-    "look at a batch": 40,
-    "list batches": 15,
-    "read results": 15,
+    "look at a batch": 50,
+    "list batches": 20,
+    "read results": 18,
     "download a file": 5,
-    "upload a file": 10,
-    "create a batch": 10,
-    "cancel a batch": 5,
+    "upload a file": 4,
+    "create a batch": 2,
+    "cancel a batch": 1,
 }
 
 
