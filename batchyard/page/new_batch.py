@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
+from batchyard.api.batches.batches import accepted_before
 from batchyard.api.files.files import read_form as file_form
 from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import allowed, refuse_nul
@@ -128,19 +129,22 @@ async def create(file_id: str, request: Request, caller: PageCaller) -> Response
     """Create the batch, and go there; a form that is sent twice makes one."""
     fields = await read_form(request)
     file = await _file(caller, file_id)
+    key = key_of(f"POST /new/{file_id}", fields)
     try:
-        batch = await accept_batch(
-            caller.services,
-            request_of(
-                _asked(fields),
-                # Of the file's tenant: an operator's batch is in the operator's own tenant too.
-                tenant=file.tenant,
-                input_file_id=file.id,
-                public_urls=True,
-            ),
-            batches_per_hour=caller.services.settings.quota.batches_per_hour,
-            idempotency=key_of(f"POST /new/{file_id}", fields),
-        )
+        batch = await accepted_before(caller.services.store, file.tenant, key)
+        if batch is None:
+            batch = await accept_batch(
+                caller.services,
+                request_of(
+                    _asked(fields),
+                    # Of the file's tenant: an operator's batch is in the operator's own tenant too.
+                    tenant=file.tenant,
+                    input_file_id=file.id,
+                    public_urls=True,
+                ),
+                batches_per_hour=caller.services.settings.quota.batches_per_hour,
+                idempotency=key,
+            )
     except RequestRefused as error:
         return await _estimate_page(request, caller, file_id, message=str(error))
     request.app.state.request_runner()

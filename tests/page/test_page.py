@@ -7,13 +7,15 @@ import json
 import re
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from batchyard.batch.batch_options import OnInvalid
+from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
+from batchyard.page import new_batch
 from tests.api.conftest import Api, served
 from tests.contract.store.samples import batch_in, begun_batch
 from tests.page import samples
@@ -315,6 +317,25 @@ async def test_a_form_that_is_sent_twice_makes_one_batch(
         ]
         await client.post(page.url.path, data={**asked, "completion_window": "1h"})
     assert len(await services.store.batches.page("one")) == 2
+
+
+async def test_a_form_that_is_sent_again_leads_to_its_batch_though_a_new_one_is_refused(
+    site: str, services: Services, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example because of the work that waits, its own among it."""
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise RequestRefused("There is too much work.", param=None, code="window_unattainable")
+
+    async with logged_in(site, keys[0], "/new") as (client, first):
+        fields = {"csrf": token_in(first.text)}
+        page = await client.post("/new", data=fields, files={"file": ("a.jsonl", line("a"))})
+        asked = {**fields, "endpoint": "/v1/completions", "form_key": form_key_in(page.text)}
+        made = await client.post(page.url.path, data=asked)
+        monkeypatch.setattr(new_batch, "accept_batch", refuse)
+        again = await client.post(page.url.path, data=asked)
+    (batch,) = await services.store.batches.page("one")
+    assert made.url.path == again.url.path == f"/batches/{batch.id}"
 
 
 def line(custom_id: str) -> str:
