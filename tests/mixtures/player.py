@@ -401,7 +401,12 @@ class Player:
         failed = {line["custom_id"] for line in await self._lines(asked, "error_file_id")}
         again = [line for line in asked.lines if line.custom_id in failed and not line.is_bad]
         self.asked[f"{name} again"] = Asked(
-            answer.json()["id"], asked.key, again, asked.options, threshold=asked.threshold
+            answer.json()["id"],
+            asked.key,
+            again,
+            asked.options,
+            threshold=asked.threshold,
+            hook_path=asked.hook_path,
         )
 
     async def _delete_results(self, asked: Asked, _: str) -> None:
@@ -526,10 +531,13 @@ class Player:
                 place = {line.custom_id: index for index, line in enumerate(asked.lines)}
                 places = [place[json.loads(line)["custom_id"]] for line in followed]
                 assert places == sorted(places), f"{name}: not in the order of the input"
-        if asked.hook_path and not name.endswith("again"):
-            hooks = self.outside.hooks[asked.hook_path]
+        if asked.hook_path:
+            # A retry has the receiver of the first batch.
+            every = self.outside.hooks[asked.hook_path]
+            events = [(each, json.loads(body)) for each, body in every]
+            hooks = [(each, event) for each, event in events if event["data"]["id"] == asked.id]
             assert len({each for each, _ in hooks}) == 1, f"{name}: webhooks {hooks}"
-            kinds = {json.loads(body)["type"] for _, body in hooks}
+            kinds = {event["type"] for _, event in hooks}
             assert kinds == {f"batch.{batch.status.value}"}, f"{name}: {kinds}"
         if asked.output_path and not name.endswith("again") and output:
             put = self.outside.put[asked.output_path]
