@@ -59,6 +59,10 @@ async def age(database: Database, folder: Path, seconds: int) -> None:
                     await connection.execute(update(table).where(is_left).values(earlier))
 
     await database.write(move)
+    _age_files(folder, seconds)
+
+
+def _age_files(folder: Path, seconds: int) -> None:
     for path in folder.rglob("*"):
         try:
             found = path.lstat()
