@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
+import batchyard.store  # noqa: F401 - it defines the tables
 from batchyard.database.columns import Row
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import BigInteger, Double, update
 
+import batchyard.store  # noqa: F401 - it defines the tables
 from batchyard.database.clock import clock
 from batchyard.database.columns import Row
 
