@@ -76,6 +76,7 @@ DEPLOYED = (
     "tests/test_side_by_side",
     "tests/test_wheel",
     "tests/up/",
+    "tests/year/",
 )
 """What the paths of the tests of `make test-deployed` begin with: they start whole commands,
 servers with workers, engines, machines or browsers, or take long. Tests with PostgreSQL and those

@@ -33,7 +33,11 @@ _DELIVERIES_SECONDS: Final = 30 * DAY_SECONDS
 _STATUS_CHANGES_SECONDS: Final = DAY_SECONDS
 """So long they wait for a Prefect that is away, or was never there."""
 
+_LEASES_SECONDS: Final = 7 * DAY_SECONDS
+"""The owner of a lease renews it every few seconds: after days there is no owner."""
+
 _ROWS_AT_ONCE = 100
+_FORGOTTEN_AT_ONCE = 1_000
 _KEYS_AT_ONCE = 5_000
 _DELETES_AT_ONCE = 32
 _MOST_FAILED: Final = 100
@@ -113,8 +117,9 @@ async def expire_files(services: Services) -> Expired:
 
     The files of the parts of chains that have ended go too.
     Uploads whose hour is over go too, idempotency keys of two days ago, deliveries that ended a
-    month ago, lengths of answers of which there was none for a month, and background responses that
-    ended a month ago. The input of a batch that has not ended stays. Of many callers at once each
+    month ago, lengths of answers of which there was none for a month, background responses that
+    ended a month ago, rows of files that were deleted a month ago, and what only batches that have
+    not ended need. The input of a batch that has not ended stays. Of many callers at once each
     file is counted by one. Raises :class:`~batchyard.errors.StorageError`; then the sweep finds
     what is left.
     """
@@ -130,6 +135,9 @@ async def _expire(services: Services, deletions: _Deletions) -> Expired:
     await services.store.deliveries.prune(_DELIVERIES_SECONDS)
     await services.store.status_changes.prune(_STATUS_CHANGES_SECONDS)
     await services.store.lengths.prune(FORGOTTEN_SECONDS)
+    await services.store.leases.prune(_LEASES_SECONDS)
+    await services.store.uploads.prune(FILE_LIFETIME_SECONDS)
+    await services.store.batch_schedule.forget_roots()
     files = size_bytes = objects = 0
     while found := await services.store.files.expired(_ROWS_AT_ONCE):
         marked = await services.store.files.delete_expired([file.id for file in found])
@@ -145,6 +153,8 @@ async def _expire(services: Services, deletions: _Deletions) -> Expired:
         objects += await _wipe(services, deletions, gone)
     await services.store.completions.prune()
     await services.store.responses.prune(FILE_LIFETIME_SECONDS)
+    while old := await services.store.files.long_deleted(FILE_LIFETIME_SECONDS, _FORGOTTEN_AT_ONCE):
+        await services.store.files.forget(old)
     return Expired(files, size_bytes, objects)
 
 

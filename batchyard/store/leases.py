@@ -8,6 +8,7 @@ from sqlalchemy import Double, delete, or_, select, update
 from sqlmodel import Field
 
 from batchyard.database.aggregate import Aggregate, reads, writes
+from batchyard.database.clock import clock
 from batchyard.database.columns import Row
 from batchyard.database.leasing import is_free, is_held, renewed
 from batchyard.database.upsert import upsert
@@ -93,6 +94,15 @@ class Leases(Aggregate):
         """Make the name free again; nothing happens where it is not ours."""
         statement = delete(LEASES).where(LEASES.c.name == name, LEASES.c.owner == owner)
         await connection.execute(statement)
+
+    @writes
+    async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
+        """Delete leases that ran out longer ago than that: how many.
+
+        A machine that was lost has left its engine slots, and its name may never come again.
+        """
+        is_old = LEASES.c.lease_expires_at < clock() - older_than_seconds
+        return (await connection.execute(delete(LEASES).where(is_old))).rowcount
 
     @reads
     async def owner_of(self, connection: AsyncConnection, name: str) -> str | None:

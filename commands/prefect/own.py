@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.errors import DispatchFailed
+from batchyard.logs.rotation import rotate
 from batchyard.processes.guarded_process import GuardedProcess
 from commands.first_answer import first_answer
 from commands.prefect.closed import PRIVATE_UMASK, new_login, server_command, server_environment
@@ -129,6 +130,8 @@ class OwnPrefect:
     def _launch(self, log_path: Path, port: int) -> GuardedProcess:
         self._url = f"http://127.0.0.1:{port}/api"
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            rotate(log_path)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             return GuardedProcess(

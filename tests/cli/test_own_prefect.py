@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import socket
 import sqlite3
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from batchyard.errors import DispatchFailed
+from batchyard.logs.rotation import MAX_BYTES
 from commands.prefect.own import OwnPrefect
 from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables
 
@@ -76,3 +78,17 @@ async def test_why_it_does_not_start_is_in_its_log(
     with pytest.raises(DispatchFailed, match=r"prefect\.log"):
         await server.start(log)
     assert "abcdef012345" in log.read_text()
+
+
+async def test_a_log_that_has_grown_is_begun_anew(
+    server: OwnPrefect, prefect_home: Path, tmp_path: Path
+) -> None:
+    """Each `batchyard run` appends to it."""
+    (prefect_home / "prefect.db").write_text("no database")
+    log = tmp_path / "prefect.log"
+    log.touch()
+    os.truncate(log, MAX_BYTES)
+    with pytest.raises(DispatchFailed):
+        await server.start(log)
+    assert log.with_name("prefect.log.1").stat().st_size == MAX_BYTES
+    assert 0 < log.stat().st_size < MAX_BYTES

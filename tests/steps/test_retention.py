@@ -13,6 +13,7 @@ import pytest
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import AccessDenied, RecordNotFound, StorageUnavailable
 from batchyard.files.retention import Expired, Swept, clean_up, expire_files, sweep_orphans
+from batchyard.intervals import DAY_SECONDS
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.keys import MARK, file_key, part_key, plan_key, segment_key
 from batchyard.services.segments.segments import put_bytes
@@ -26,6 +27,7 @@ from tests.contract.store.samples import begin, finish
 from tests.contract.store.test_chains import begun_chain, part_of
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import CHAT, Yard, chat_line
+from tests.year.clock import age
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -271,6 +273,40 @@ async def test_each_file_is_expired_by_one_of_two_who_do_it_at_once(yard: Yard) 
     both = await asyncio.gather(expire_files(yard.services), expire_files(yard.services))
     assert sum(each.files for each in both) == 30
     assert await keys(yard) == []
+
+
+async def test_rows_that_nothing_needs_any_more_are_deleted(yard: Yard) -> None:
+    """Of files that were deleted a month ago, of uploads, of the roots of ended batches, and of
+    leases of machines that are lost.
+    """
+    store = yard.services.store
+    shared = "This is what all of the prompts begin with. " * 40
+    await yard.run([chat_line(f"id-{n}", f"{shared}{n}") for n in range(3)])
+    await age(store.database, yard.folder, DAY_SECONDS)
+    file = await record(yard, "files/file-x", lifetime_seconds=3600)
+    await store.uploads.create(
+        NewUpload(filename="f", purpose="batch", bytes=1, mime_type="text/plain")
+    )
+    await store.leases.claim("slot/of/a/lost/machine", "a", -60)
+    assert await rows(yard, "batch_roots", "leases", "uploads") == [1, 1, 1]
+    await age(store.database, yard.folder, 31 * DAY_SECONDS)
+    await clean_up(yard.services)
+    assert await rows(yard, "batch_roots", "leases") == [0, 0]
+    await age(store.database, yard.folder, 31 * DAY_SECONDS)
+    await clean_up(yard.services)
+    assert await store.files.recorded(file.id) is None
+    assert await rows(yard, "uploads", "batches") == [0, 1]
+
+
+async def rows(yard: Yard, *tables: str) -> list[int]:
+    async def count(connection: Any) -> list[int]:
+        found = [
+            await connection.exec_driver_sql(f"SELECT count(*) FROM {name}")  # noqa: S608 - ours
+            for name in tables
+        ]
+        return [int(each.scalar_one()) for each in found]
+
+    return await yard.services.store.database.read(count)
 
 
 async def test_what_is_younger_than_a_day_is_never_swept(yard: Yard) -> None:

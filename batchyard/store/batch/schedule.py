@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, bindparam, func, or_, select, update
+from sqlalchemy import and_, bindparam, delete, func, or_, select, update
 
 from batchyard.database.aggregate import Aggregate, reads, writes
 from batchyard.database.clock import clock, clock_seconds, read_seconds
 from batchyard.database.leasing import in_one_order, is_held
 from batchyard.errors import TransitionConflict
-from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
+from batchyard.lifecycle import STOPPABLE, TERMINAL, UNFINISHED, BatchStatus
 from batchyard.schedule.forecast import OpenWork
 from batchyard.schedule.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
 from batchyard.store.batch.pages import load_batch
 from batchyard.store.tables.audit import note_action
 from batchyard.store.tables.batch import BATCHES, IS_PARENT
+from batchyard.store.tables.batch_roots import BATCH_ROOTS
 from batchyard.store.tables.chunk import (
     CHUNKS,
     IS_LEASED,
@@ -54,7 +55,7 @@ _BEHIND: Final = "other batches of its model go first: it is a background batch"
 
 
 class BatchSchedule(Aggregate):
-    """Writes a batch's priority and :class:`.ScheduleColumns`, and nothing else.
+    """Writes a batch's priority and :class:`.ScheduleColumns`, and deletes its roots.
 
     The other writers of ``batches`` are :class:`.Batches` and :class:`.BatchLeases`.
 
@@ -104,6 +105,14 @@ class BatchSchedule(Aggregate):
         )
         rows = (await connection.execute(statement)).mappings()
         return [OpenWork(**row) for row in rows]
+
+    @writes
+    async def forget_roots(self, connection: AsyncConnection) -> int:
+        """Delete the roots of batches that have ended, which have no turn any more: how many."""
+        over = select(BATCHES.c.id).where(
+            BATCHES.c.id == BATCH_ROOTS.c.batch_id, BATCHES.c.status.in_(TERMINAL)
+        )
+        return (await connection.execute(delete(BATCH_ROOTS).where(over.exists()))).rowcount
 
     @writes
     async def record_tail(

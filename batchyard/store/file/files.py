@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import (
     Text,
     and_,
+    delete,
     exists,
     func,
     insert,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from batchyard.store.tenant.tenants import Quota
 
 _HAS_NOT_ENDED = BATCHES.c.status.in_(UNFINISHED)
+_INPUTS = select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)
 _IS_CURRENT = and_(
     FILES.c.deleted_at.is_(None),
     or_(FILES.c.expires_at.is_(None), FILES.c.expires_at > clock_seconds()),
@@ -46,7 +48,7 @@ _IS_TO_BE_JOINED = exists().where(
 )
 _IS_UNREAD = and_(
     FILES.c.deleted_at.is_(None),
-    FILES.c.id.not_in(select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)),
+    FILES.c.id.not_in(_INPUTS),
     ~_IS_TO_BE_JOINED,
 )
 _MAY_GO = and_(FILES.c.expires_at <= clock_seconds(), _IS_UNREAD)
@@ -178,6 +180,34 @@ class Files(Aggregate):
             .returning(FILES)
         )
         return [FileRecord.read(row) for row in marked.mappings()]
+
+    @reads
+    async def long_deleted(
+        self, connection: AsyncConnection, seconds: float, limit: int
+    ) -> list[str]:
+        """The ids of files that were deleted that long ago, without those that batches still name.
+
+        The first row of all stays: it says since when this database has been in use.
+        """
+        first = select(func.min(FILES.c.created_at)).scalar_subquery()
+        found = await connection.execute(
+            select(FILES.c.id)
+            .where(
+                FILES.c.deleted_at < clock_seconds() - int(seconds),
+                FILES.c.created_at > first,
+                FILES.c.id.not_in(_INPUTS),
+            )
+            .limit(limit)
+        )
+        return list(found.scalars())
+
+    @writes
+    async def forget(self, connection: AsyncConnection, file_ids: Sequence[str]) -> None:
+        """Delete the rows of files that are marked deleted; until then they mark their place."""
+        statement = delete(FILES).where(
+            FILES.c.id.in_(file_ids), FILES.c.deleted_at.is_not(None), FILES.c.id.not_in(_INPUTS)
+        )
+        await connection.execute(statement)
 
     @reads
     async def storage_keys(self, connection: AsyncConnection, keys: Sequence[str]) -> set[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BatchRootsRow(Row, table=True):
-    """The roots of a batch, written with its plan, and never changed."""
+    """The roots of a batch, written with its plan, never changed, and deleted after its end."""
 
     __tablename__ = "batch_roots"
 

@@ -67,7 +67,7 @@ class FileRecord(_FileColumns):
 
 
 class FileRow(Row, FileRecord, table=True):
-    """One row for each file whose bytes are durable; a deleted one stays, marked."""
+    """One row for each file whose bytes are durable; a deleted one stays for a month, marked."""
 
     __tablename__ = "files"
     __table_args__ = (Index(None, "tenant", "created_at", "id"), Index(None, "storage_key"))

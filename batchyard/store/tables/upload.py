@@ -64,7 +64,8 @@ class UploadRecord(_UploadColumns):
 
 
 class UploadRow(Row, UploadRecord, table=True):
-    """One row for each upload, never deleted. A pending one expires at ``expires_at``."""
+    """One row for each upload, until a month after its hour. A pending one expires at
+    ``expires_at``."""
 
     __tablename__ = "uploads"
     __table_args__ = (Index(None, "status", "expires_at"),)

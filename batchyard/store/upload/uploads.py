@@ -239,6 +239,19 @@ class Uploads(Aggregate):
         statement = delete(PARTS).where(PARTS.c.id.in_(part_ids), PARTS.c.upload_id.in_(ended))
         await connection.execute(statement)
 
+    @writes
+    async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
+        """Delete uploads whose hour was over that long ago, and that have no part left: how many.
+
+        Until then, the same request can complete one again.
+        """
+        statement = delete(UPLOADS).where(
+            UPLOADS.c.status != "pending",
+            UPLOADS.c.expires_at < clock_seconds() - int(older_than_seconds),
+            UPLOADS.c.id.not_in(select(PARTS.c.upload_id)),
+        )
+        return (await connection.execute(statement)).rowcount
+
 
 async def _load(
     connection: AsyncConnection, upload_id: str, tenant: str | None = None

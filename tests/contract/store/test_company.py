@@ -54,6 +54,13 @@ async def test_the_roots_of_a_batch_are_as_they_were_recorded(store: Store) -> N
     assert (await store.chunks.entry(other)).roots is None
 
 
+async def test_the_roots_of_batches_that_have_ended_are_deleted(store: Store) -> None:
+    ended, other = await begun(store), await begun(store)
+    await store.batches.fail(ended, [])
+    assert await store.batch_schedule.forget_roots() == 1
+    assert (await store.chunks.entry(other)).roots == ALIKE
+
+
 async def test_a_batch_that_begins_alike_is_company(store: Store) -> None:
     one = await begun(store)
     await begun(store, OTHERS)

@@ -6,12 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import update
 
 from batchyard.batch.chains import Stage, stage_file_id
 from batchyard.batch_error import InputPart
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchOptions
+from batchyard.store.tables.file import FILES
 from batchyard.wire import (
     File,
     new_batch_id,
@@ -29,6 +31,8 @@ from tests.contract.store.samples import (
 )
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from batchyard.store import Store
 
 
@@ -214,3 +218,46 @@ async def test_the_first_batch_or_file_is_when_the_database_came_to_be(store: St
     assert await store.files.known_since() == batch.created_at
     await store.files.create(new_file())
     assert await store.files.known_since() == batch.created_at
+
+
+async def deleted(store: Store, *names: str) -> list[str]:
+    """The ids of files that were deleted just now, behind the first one of all."""
+    await store.files.create(new_file(id="first"))
+
+    async def date_back(connection: AsyncConnection) -> None:
+        await connection.execute(update(FILES).values(created_at=FILES.c.created_at - 60))
+
+    await store.database.write(date_back)
+    made = [await store.files.create(new_file(id=name)) for name in names]
+    for each in made:
+        await store.files.delete(each.id)
+    return [each.id for each in made]
+
+
+async def test_rows_of_files_that_were_deleted_long_ago_are_forgotten(store: Store) -> None:
+    names = await deleted(store, "one", "other")
+    assert await store.files.long_deleted(60, 10) == []
+    assert sorted(await store.files.long_deleted(-60, 10)) == names
+    assert len(await store.files.long_deleted(-60, 1)) == 1
+    await store.files.forget(["first", "one"])
+    assert await store.files.recorded("one") is None
+    assert await store.files.recorded("first") is not None  # it is not deleted
+    assert await store.files.long_deleted(-60, 10) == ["other"]
+
+
+async def test_a_deleted_input_is_known_until_its_batch_has_ended(store: Store) -> None:
+    """Its batch would be taken for one whose input was never fetched."""
+    await deleted(store, "input")
+    batch = await store.batches.create(new_batch(input_file_id="input"))
+    assert await store.files.long_deleted(-60, 10) == []
+    await store.files.forget(["input"])
+    assert await store.files.recorded("input") is not None
+    await store.batches.fail(batch.id, [])
+    assert await store.files.long_deleted(-60, 10) == ["input"]
+
+
+async def test_the_first_row_of_all_is_kept(store: Store) -> None:
+    """By it the sweep knows since when this database has been in use."""
+    await store.files.create(new_file(id="first"))
+    await store.files.delete("first")
+    assert await store.files.long_deleted(-60, 10) == []

@@ -101,3 +101,12 @@ async def test_of_many_who_want_one_of_some_names_each_name_goes_to_one(
             ),
         )
     assert sorted(filter(None, got)) == SLOTS
+
+
+async def test_leases_that_ran_out_long_ago_are_deleted(store: Store) -> None:
+    """Of a machine that was lost, and whose name never comes again."""
+    for name, seconds in {"long ago": -3601, "lately": -1, "now": 30}.items():
+        await store.leases.claim(name, "a", seconds)
+    assert await store.leases.prune(3600) == 1
+    assert await store.leases.renew("lately", "a", 30)
+    assert await store.leases.owner_of("now") == "a"

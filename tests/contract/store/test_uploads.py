@@ -359,6 +359,25 @@ async def test_parts_are_left_over_once_their_upload_has_ended(store: Store) -> 
     assert await store.uploads.parts_of(waiting.id) == waiting_parts
 
 
+@pytest.mark.parametrize("status", ["completed", "cancelled"])
+async def test_uploads_of_long_ago_are_deleted_once_their_parts_are(
+    store: Store, status: str
+) -> None:
+    upload = await upload_in(store, status)
+    assert await store.uploads.prune(-7200) == 0
+    await store.uploads.forget_parts(ids(await store.uploads.parts_of(upload.id)))
+    assert await store.uploads.prune(0) == 0  # its hour is not over
+    assert await store.uploads.prune(-7200) == 1
+    with pytest.raises(RecordNotFound):
+        await store.uploads.get(upload.id)
+
+
+async def test_an_upload_that_is_pending_is_not_deleted(store: Store) -> None:
+    upload, _ = await upload_of(store)
+    assert await store.uploads.prune(-7200) == 0
+    assert await store.uploads.get(upload.id) == upload
+
+
 def _everything(
     store: Store, upload_id: str, tenant: str | None = None, part_ids: list[str] | None = None
 ) -> list[Any]:

@@ -1,0 +1,1 @@
+"""A year of an installation, in minutes: what grows without end, and how fast."""
