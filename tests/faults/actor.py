@@ -124,7 +124,7 @@ def act(role: str, parts: dict[str, Any]) -> int:
     return 0
 
 
-def _nursery() -> None:
+def serve_nursery() -> None:
     """Fork children as told, until standard input ends; then kill those that are left."""
     woken, wake = socket.socketpair()
     woken.setblocking(False)
@@ -196,6 +196,6 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "nursery":
-        _nursery()
+        serve_nursery()
     else:
         sys.exit(act(sys.argv[1], json.loads(sys.argv[2])))

@@ -73,14 +73,17 @@ class Nursery:
 
 
 @contextlib.asynccontextmanager
-async def running_nursery(**variables: str) -> AsyncIterator[Nursery]:
+async def running_nursery(
+    module: str = "tests.faults.actor", **variables: str
+) -> AsyncIterator[Nursery]:
     """At the end of the block every process that it started is dead.
 
-    ``variables`` are further ones of their environment, for example another version's.
+    ``module``: whose processes they are. ``variables`` are further ones of their environment, for
+    example another version's.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.faults.actor", "nursery"),
+        *("-m", module, "nursery"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | variables,
