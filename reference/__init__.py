@@ -17,6 +17,7 @@ from reference import (
     events_page,
     logs_page,
     metrics_page,
+    network_faults_page,
     settings_page,
 )
 
@@ -33,6 +34,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "events.md": events_page.page,
     "logs.md": logs_page.page,
     "metrics.md": metrics_page.page,
+    "network-faults.md": network_faults_page.page,
 }
 
 

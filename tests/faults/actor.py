@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchyard.control.reconcile import Watch, reconcile
 from batchyard.control.run_batches import BatchRunner
+from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import StoreError
 from batchyard.services.leases.held_batches import HeldBatches
@@ -36,7 +37,7 @@ from tests.hurry import hurried
 from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
-    from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.engine.base import Engine, EngineAnswer, EngineRequest
     from batchyard.services.services import Services
 
 _RECONCILE_SECONDS = 1.0
@@ -88,8 +89,10 @@ async def _reconcile_regularly(services: Services) -> None:
 
 
 async def _serve(role: str, parts: dict[str, Any]) -> None:
-    async def engine_for(model: str) -> StubEngine:
+    async def engine_for(model: str) -> Engine:
         engine = parts["engine"]
+        if server := engine.get("server"):
+            return RemoteEngine(server, model, max_num_seqs=engine["max_num_seqs"])
         log_path = engine.get("log_path")
         return _KillingEngine(
             engine.get("kills"),

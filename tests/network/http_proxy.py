@@ -1,4 +1,4 @@
-"""A proxy on loopback between HTTP clients and one server, which breaks the exchanges it is told to.
+"""A proxy on loopback before an HTTP server, which breaks the exchanges that it is told to.
 
 Requests are read whole, by ``Content-Length`` or in chunks, and passed on unchanged, so that
 signatures stay right. Answers pass as they come. Each request has a connection of its own to the
