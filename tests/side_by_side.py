@@ -43,6 +43,7 @@ GROUPS = {
     "tests/flows/": "flows",
     "tests/contract/storage/": "storage",
     "tests/api/test_postgres_and_s3": "storage",
+    "tests/network/": "storage",
 }
 """By the beginning of a file's path: which other files its tests stay together with."""
 
