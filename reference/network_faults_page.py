@@ -21,7 +21,8 @@ under one id; when the files are deleted, no object, no row and no lease is left
 
 [`tests/network/test_cells.py`](../../tests/network/test_cells.py) runs the cells with PostgreSQL, \
 an S3 server, an API and processes of the product behind proxies that know requests and \
-statements: `make test-slow` all, `make test-deployed` some. {count} of {all} cells hold.
+statements: `make test-slow` all {all}, `make test-deployed` some, and fails where a cell differs \
+from what is written here.
 
 {rows}
 ## What a client may notice

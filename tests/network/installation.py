@@ -150,7 +150,7 @@ class Installation:
             assert len({each.headers["webhook-id"] for each in told}) == 1
             found = [each.id async for each in client.files.list()]
             assert 0 <= len(found) - 2 <= spare_files, found
-            for file_id in found:
+            for file_id in {*found, *await self._stage_files(batch.id)}:
                 await _deleted(client, file_id)
         await self.until(self._nothing_is_left, "something is left")
 
@@ -177,6 +177,12 @@ class Installation:
             if each.input_file_id == batch.input_file_id
         ]
         assert of_input == [batch_id]
+
+    async def _stage_files(self, batch_id: str) -> list[str]:
+        """The files with the answers of each stage, which no list shows."""
+        with self.api.http() as client:
+            stages = (await asyncio.to_thread(client.get, f"/batches/{batch_id}/stages")).json()
+        return [each["output_file_id"] for each in stages["data"] if each["output_file_id"]]
 
     async def _has_ended(self, batch_id: str) -> bool:
         return (await self.site.services.store.batches.get(batch_id)).status in TERMINAL
@@ -228,7 +234,8 @@ class Installation:
                 (await self.site.services.store.batches.get(each)).counts for each in batch_ids
             ]
             assert sum(each.completed for each in counts) == len(ids), counts
-            assert len(await self.rows("SELECT id FROM batches")) == len(batch_ids) + self._batches
+            made_of = await self.rows("SELECT id FROM batches WHERE hidden_for = 'responses'")
+            assert len(made_of) == len(batch_ids) + self._batches, made_of
             self._batches += len(batch_ids)
             for each in ids:
                 with contextlib.suppress(openai.NotFoundError):
