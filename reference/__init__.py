@@ -18,6 +18,7 @@ from reference import (
     events_page,
     logs_page,
     metrics_page,
+    network_faults_page,
     settings_page,
     windows_page,
 )
@@ -36,6 +37,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "logs.md": logs_page.page,
     "metrics.md": metrics_page.page,
     "windows.md": windows_page.page,
+    "network-faults.md": network_faults_page.page,
 }
 
 

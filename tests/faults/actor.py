@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchyard.control.reconcile import Watch, reconcile
 from batchyard.control.run_batches import BatchRunner
+from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import StoreError
 from batchyard.services.leases.held_batches import HeldBatches
@@ -38,7 +39,7 @@ from tests.lifecycle import run_chunks, take_to_its_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.engine.base import Engine, EngineAnswer, EngineRequest
     from batchyard.services.services import Services
 
 _RECONCILE_SECONDS = 1.0
@@ -90,8 +91,10 @@ async def _reconcile_regularly(services: Services) -> None:
 
 
 async def _serve(role: str, parts: dict[str, Any]) -> None:
-    async def engine_for(model: str) -> StubEngine:
+    async def engine_for(model: str) -> Engine:
         engine = parts["engine"]
+        if server := engine.get("server"):
+            return RemoteEngine(server, model, max_num_seqs=engine["max_num_seqs"])
         log_path = engine.get("log_path")
         return _KillingEngine(
             engine.get("kills"),
@@ -131,7 +134,7 @@ def run_as(role: str, work: Coroutine[Any, Any, None]) -> int:
     return 0
 
 
-def serve_as_nursery(act: Callable[[str, dict[str, Any]], int] = act) -> None:
+def serve_nursery(act: Callable[[str, dict[str, Any]], int] = act) -> None:
     """Fork children as told, until standard input ends; then kill those that are left."""
     woken, wake = socket.socketpair()
     woken.setblocking(False)
@@ -203,6 +206,6 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "nursery":
-        serve_as_nursery()
+        serve_nursery()
     else:
         sys.exit(act(sys.argv[1], json.loads(sys.argv[2])))

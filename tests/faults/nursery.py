@@ -83,8 +83,8 @@ async def running_nursery(
 ) -> AsyncIterator[Nursery]:
     """At the end of the block every process that it started is dead.
 
-    ``module``: what is run as a nursery.
-    ``variables`` are further ones of their environment, for example another version's.
+    ``module``: whose processes they are. ``variables`` are further ones of their environment, for
+    example another version's.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,

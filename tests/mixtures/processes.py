@@ -15,7 +15,7 @@ from batchyard.lines.offer import Offer
 from batchyard.server import create_app
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from tests.faults.actor import control, run_as, runner, serve_as_nursery
+from tests.faults.actor import control, run_as, runner, serve_nursery
 from tests.hurry import hurried
 from tests.mixtures.engine import WordedEngine
 from tests.mixtures.lines import ADAPTER, MODEL
@@ -53,4 +53,4 @@ def _act(role: str, parts: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    serve_as_nursery(_act)
+    serve_nursery(_act)

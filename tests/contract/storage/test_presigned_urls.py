@@ -19,7 +19,8 @@ from batchyard.locations.probe import probe_put
 from batchyard.locations.upload import upload, upload_parts
 from batchyard.locations.web import WebAccess
 from tests.contract.storage.conftest import QUICK
-from tests.contract.storage.faulty_proxy import Fault, FaultyProxy
+from tests.network.faults import Fault, Faults, Wrong
+from tests.network.http_proxy import HttpProxy
 from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:
@@ -133,17 +134,17 @@ async def test_a_broken_way_to_the_server_costs_no_byte(
 ) -> None:
     """Lost replies, 503s and cuts in both directions: the same content at the end."""
     faults = [
-        *(Fault(cut_reply_after_bytes=0), Fault(slow_down=True), Fault()),  # the PUT
-        *(Fault(slow_down=True), Fault(cut_reply_after_bytes=2 * MIB)),  # the GET
-        Fault(cut_reply_after_bytes=MIB),
+        *(Fault(Wrong.ANSWER_LOST), Fault(Wrong.REFUSED), None),  # the PUT
+        *(Fault(Wrong.REFUSED), Fault(Wrong.ANSWER_CUT, body_bytes=2 * MIB)),  # the GET
+        Fault(Wrong.ANSWER_CUT, body_bytes=MIB),
     ]
-    async with FaultyProxy(s3.endpoint_url, iter(faults)).running() as proxy:
-        signer = signing_client(replace(s3, endpoint_url=proxy.endpoint_url), "s3v4")
+    async with HttpProxy(s3.endpoint_url, Faults(in_turn=iter(faults))).running() as proxy:
+        signer = signing_client(replace(s3, endpoint_url=proxy.url), "s3v4")
         await upload(signed(signer, "put_object", prefix), path, web=WEB)
         assert s3_client.head_object(Bucket=BUCKET, Key=prefix)["ContentLength"] == len(CONTENT)
 
         assert await get(signed(signer, "get_object", prefix)) == CONTENT
-    assert [line.split(" ")[0] for line in proxy.requests] == ["PUT"] * 3 + ["GET"] * 4
+    assert [line.split(" ")[0] for line in proxy.faults.texts] == ["PUT"] * 3 + ["GET"] * 4
 
 
 async def test_an_object_replaced_between_two_connections_is_noticed(
@@ -151,9 +152,9 @@ async def test_an_object_replaced_between_two_connections_is_noticed(
 ) -> None:
     """A real ETag, a real 412."""
     s3_client.put_object(Bucket=BUCKET, Key=prefix, Body=CONTENT)
-    cut = Fault(cut_reply_after_bytes=2 * MIB)
-    async with FaultyProxy(s3.endpoint_url, iter([cut])).running() as proxy:
-        signer = signing_client(replace(s3, endpoint_url=proxy.endpoint_url), "s3v4")
+    cut = Fault(Wrong.ANSWER_CUT, body_bytes=2 * MIB)
+    async with HttpProxy(s3.endpoint_url, Faults(in_turn=iter([cut]))).running() as proxy:
+        signer = signing_client(replace(s3, endpoint_url=proxy.url), "s3v4")
         url = signed(signer, "get_object", prefix)
         stream = download(url, limit_bytes=100 * MIB, web=WEB)
         await anext(stream)
@@ -220,12 +221,12 @@ async def test_a_part_that_breaks_off_is_sent_again_by_itself(
     direct = signing_client(s3, "s3v4")
     begun = Begun.by(direct, f"{prefix}/parts")
     # The second part, and the answer to the request that completes the upload.
-    faults = [Fault(), Fault(slow_down=True), Fault(), Fault(), Fault(cut_reply_after_bytes=0)]
-    async with FaultyProxy(s3.endpoint_url, iter(faults)).running() as proxy:
-        near = signing_client(replace(s3, endpoint_url=proxy.endpoint_url), "s3v4")
+    faults = [None, Fault(Wrong.REFUSED), None, None, Fault(Wrong.ANSWER_LOST)]
+    async with HttpProxy(s3.endpoint_url, Faults(in_turn=iter(faults))).running() as proxy:
+        near = signing_client(replace(s3, endpoint_url=proxy.url), "s3v4")
         through = replace(begun, signer=near)
         await upload_parts(through.part_urls(3), through.complete_url, large[0], web=WEB)
-    assert [line.split()[0] for line in proxy.requests] == ["PUT"] * 4 + ["POST"] * 2
+    assert [line.split()[0] for line in proxy.faults.texts] == ["PUT"] * 4 + ["POST"] * 2
     assert await get(signed(direct, "get_object", begun.key)) == large[1]
 
 

@@ -25,7 +25,8 @@ from batchyard.storage import bucket as bucket_module
 from batchyard.storage.bucket import S3Bucket, S3Credentials
 from batchyard.storage.s3 import S3Storage
 from tests.contract.storage.conftest import PART_BYTES, QUICK
-from tests.contract.storage.faulty_proxy import Fault, FaultyProxy
+from tests.network.faults import Fault, Faults, Wrong
+from tests.network.http_proxy import HttpProxy
 from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 LARGE = random.Random(1).randbytes(2 * PART_BYTES + 12_345)
-SLOW_DOWN = Fault(slow_down=True)
-LOST_REPLY = Fault(cut_reply_after_bytes=0)
+SLOW_DOWN = Fault(Wrong.REFUSED)
+LOST_REPLY = Fault(Wrong.ANSWER_LOST)
 
 
 async def parts_of(content: bytes) -> AsyncIterator[bytes]:
@@ -46,11 +47,11 @@ async def parts_of(content: bytes) -> AsyncIterator[bytes]:
 
 @contextlib.asynccontextmanager
 async def storage_behind(
-    s3: S3Credentials, prefix: str, faults: Iterable[Fault], backoff: Backoff = QUICK
-) -> AsyncIterator[tuple[S3Storage, FaultyProxy]]:
+    s3: S3Credentials, prefix: str, faults: Iterable[Fault | None], backoff: Backoff = QUICK
+) -> AsyncIterator[tuple[S3Storage, HttpProxy]]:
     """An S3Storage whose every request goes through the faulty proxy."""
-    async with FaultyProxy(s3.endpoint_url, iter(faults)).running() as proxy:
-        behind = replace(s3, endpoint_url=proxy.endpoint_url)
+    async with HttpProxy(s3.endpoint_url, Faults(in_turn=iter(faults))).running() as proxy:
+        behind = replace(s3, endpoint_url=proxy.url)
         bucket = S3Bucket(BUCKET, behind, part_bytes=PART_BYTES, backoff=backoff)
         storage = S3Storage(bucket, prefix)
         yield storage, proxy
@@ -67,7 +68,7 @@ async def test_an_upload_survives_slow_down_and_lost_replies(
     """With 30 % of the requests failing, a multipart upload ends with the right content."""
     dice = random.Random(7)
     faults = (dice.choice([SLOW_DOWN, LOST_REPLY]) for _ in iter(int, 1))
-    mixed = (next(faults) if dice.random() < 0.3 else Fault() for _ in iter(int, 1))
+    mixed = (next(faults) if dice.random() < 0.3 else None for _ in iter(int, 1))
     async with storage_behind(s3, prefix, mixed, replace(QUICK, attempts=12)) as (storage, _):
         for number in range(4):
             await storage.put(f"files/{number}", parts_of(LARGE))
@@ -82,12 +83,16 @@ async def test_a_cut_download_goes_on_where_it_broke(
 ) -> None:
     """Three broken connections, and every byte is fetched about once."""
     await s3_storage.put("in", parts_of(LARGE))
-    cuts = [Fault(cut_reply_after_bytes=3 * MIB), Fault(cut_reply_after_bytes=2 * MIB), LOST_REPLY]
+    cuts = [
+        Fault(Wrong.ANSWER_CUT, body_bytes=3 * MIB),
+        Fault(Wrong.ANSWER_CUT, body_bytes=2 * MIB),
+        LOST_REPLY,
+    ]
 
     async with storage_behind(s3, prefix, cuts) as (storage, proxy):
         assert await read(storage, "in") == LARGE
 
-    assert len(proxy.requests) == 4
+    assert len(proxy.faults.texts) == 4
 
 
 async def test_an_object_replaced_between_two_connections_is_noticed(
@@ -95,7 +100,10 @@ async def test_an_object_replaced_between_two_connections_is_noticed(
 ) -> None:
     """The bytes of two versions are never mixed: the resumed read raises ObjectChanged."""
     await s3_storage.put("in", parts_of(LARGE))
-    async with storage_behind(s3, prefix, [Fault(cut_reply_after_bytes=2 * MIB)]) as (storage, _):
+    async with storage_behind(s3, prefix, [Fault(Wrong.ANSWER_CUT, body_bytes=2 * MIB)]) as (
+        storage,
+        _,
+    ):
         blocks = storage.get("in")
         await anext(blocks)
         await s3_storage.put("in", parts_of(LARGE[::-1]))
@@ -110,7 +118,10 @@ async def test_an_object_removed_between_two_connections_is_noticed(
 ) -> None:
     """An object that goes away midway has changed; it is not reported as never there."""
     await s3_storage.put("in", parts_of(LARGE))
-    async with storage_behind(s3, prefix, [Fault(cut_reply_after_bytes=2 * MIB)]) as (storage, _):
+    async with storage_behind(s3, prefix, [Fault(Wrong.ANSWER_CUT, body_bytes=2 * MIB)]) as (
+        storage,
+        _,
+    ):
         blocks = storage.get("in")
         await anext(blocks)
         await s3_storage.delete("in")
@@ -127,7 +138,7 @@ async def test_s3_that_stays_down_is_given_up(s3: S3Credentials, prefix: str) ->
             await storage.put("out", parts_of(b"content"))
 
     assert raised.value.is_retriable
-    assert len(proxy.requests) == QUICK.attempts
+    assert len(proxy.faults.texts) == QUICK.attempts
 
 
 async def test_an_unreachable_endpoint_is_unavailable(s3: S3Credentials) -> None:
@@ -148,7 +159,7 @@ async def test_a_wrong_secret_is_denied_at_once(
         with pytest.raises(AccessDenied, match="SignatureDoesNotMatch") as raised:
             await storage.put("out", parts_of(b"content"))
 
-    assert len(proxy.requests) == 1
+    assert len(proxy.faults.texts) == 1
     assert "wr0ng-secret" not in f"{raised.value} {wrong!r} {caplog.text}"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,52 +11,11 @@ from batchyard.database import database
 from batchyard.errors import StoreAccessDenied, StoreError, StoreUnavailable
 from batchyard.store import open_store
 from tests.contract.store.samples import new_batch
+from tests.network.postgres_proxy import PostgresProxy
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     from tests.services.postgres import PostgresCluster
-
-
-class Network:
-    """Passes bytes on between TCP connections to ``port`` and PostgreSQL's socket."""
-
-    def __init__(self, socket: Path) -> None:
-        self.port = 0
-        self._socket = socket
-        self._lost: list[asyncio.Event] = []
-
-    def url(self, url: str) -> str:
-        """The database of this ``url``, through this network."""
-        return f"postgresql://batchyard@127.0.0.1:{self.port}{urlsplit(url).path}"
-
-    def lose_connections(self) -> None:
-        """Pass nothing on any more of those that there are, and tell neither end."""
-        for each in self._lost:
-            each.set()
-
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
-            self.port = server.sockets[0].getsockname()[1]
-            yield
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_lost = asyncio.Event()
-        self._lost.append(is_lost)
-        server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
-
-        async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            while data := await source.read(65536):
-                if not is_lost.is_set():
-                    target.write(data)
-            server_writer.close()
-            writer.close()
-
-        with contextlib.suppress(ConnectionError):
-            await asyncio.gather(pass_on(reader, server_writer), pass_on(server_reader, writer))
 
 
 async def test_connections_that_were_lost_in_silence_are_replaced_after_the_first_time_out(
@@ -66,10 +23,10 @@ async def test_connections_that_were_lost_in_silence_are_replaced_after_the_firs
 ) -> None:
     """A firewall has forgotten them, or another machine has the server's address."""
     monkeypatch.setattr(database, "_STATEMENT_SECONDS", 0.25)
-    network = Network(postgres.folder / ".s.PGSQL.5432")
+    network = PostgresProxy(postgres.folder / ".s.PGSQL.5432")
     # With this patience the second attempt is the last one.
     async with (
-        network.open(),
+        network.running(),
         open_store(network.url(postgres_url), patience_seconds=2) as store,
     ):
         await asyncio.gather(*(store.database.now() for _ in range(4)))
@@ -81,9 +38,9 @@ async def test_connections_that_were_lost_in_silence_are_replaced_after_the_firs
 async def test_a_process_whose_server_is_gone_in_silence_ends_all_the_same(
     postgres: PostgresCluster, postgres_url: str
 ) -> None:
-    network = Network(postgres.folder / ".s.PGSQL.5432")
+    network = PostgresProxy(postgres.folder / ".s.PGSQL.5432")
     async with (
-        network.open(),
+        network.running(),
         asyncio.timeout(PATIENCE * 10),
         open_store(network.url(postgres_url), patience_seconds=1) as store,
     ):
