@@ -358,13 +358,15 @@ async def test_the_lease_that_ends_next_is_known(store: Store) -> None:
     for lease_seconds in (NOW_OVER, 40, 20):
         await created(store)
         await claim(store, lease_seconds=lease_seconds)
-    await store.batches.create(new_batch(), owner="a", lease_seconds=5)
+    await store.batches.create(new_batch(), owner="a", lease_seconds=15)
     ended = await store.batches.create(new_batch(), owner="a", lease_seconds=1)
     await store.batches.fail(ended.id, [])
     given_back = await store.batches.create(new_batch(), owner="a", lease_seconds=1)
     await store.batch_leases.release(BatchLease(given_back.id, 1, "a"), after_seconds=2)
     seconds = await store.batch_leases.next_end_seconds()
-    assert seconds == pytest.approx(5, abs=1)
+    assert seconds is not None
+    # It runs while the test does.
+    assert 5 < seconds <= 15
 
 
 async def test_only_flow_runs_that_hold_a_live_lease_are_alive(store: Store) -> None:
