@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 CLIENTS: Final = 200
 LINES: Final = 5
-CAPACITY_SECONDS: Final = 10.0
-BETWEEN_KILLS_SECONDS: Final = 10.0
+CAPACITY_SECONDS: Final = 30.0
+BETWEEN_KILLS_SECONDS: Final = 60.0
 _ATTEMPTS: Final = 20
 # Clients look much more often than they create. A batch costs as much as dozens of looks: with more
 # of them, they would wait longer and longer for each other.
