@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from tests.network.faults import Fault, Faults, Wrong
+from tests.network.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -61,32 +62,13 @@ class HttpProxy:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[HttpProxy]:
         """Listen on a free port for the time of the block; then end every connection."""
-        kept: set[asyncio.Task[None]] = set()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            kept.add(task)
-            try:
-                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                    while await self._exchange(reader, writer):
-                        pass
-            except asyncio.CancelledError:
-                writer.transport.abort()
-            finally:
-                kept.discard(task)
-                writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MOST_HEAD_BYTES)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
+        async with serving(self._serve, limit_bytes=_MOST_HEAD_BYTES) as port:
+            self.url = f"http://127.0.0.1:{port}"
             yield self
-        finally:
-            server.close()
-            for task in list(kept):
-                task.cancel()
-            if kept:
-                await asyncio.wait(kept)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await self._exchange(reader, writer):
+            pass
 
     # -- one exchange -----------------------------------------------------------------------
 

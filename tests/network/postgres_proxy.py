@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tests.network.faults import Fault, Faults, Wrong
+from tests.network.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -45,31 +46,8 @@ class PostgresProxy:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[PostgresProxy]:
         """Listen on a free port for the time of the block; then end every connection."""
-        kept: set[asyncio.Task[None]] = set()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            kept.add(task)
-            try:
-                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                    await self._serve(reader, writer)
-            except asyncio.CancelledError:
-                writer.transport.abort()
-            finally:
-                kept.discard(task)
-                writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
+        async with serving(self._serve) as self.port:
             yield self
-        finally:
-            server.close()
-            for task in list(kept):
-                task.cancel()
-            if kept:
-                await asyncio.wait(kept)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
