@@ -99,7 +99,6 @@ class Player:
 
     async def start(self, role: str) -> None:
         parts = self.site.parts(model=MODEL) | {"port": self.port}
-        parts["engine"]["kind"] = "worded"
         self.actors[role] = await self.nursery.start(role, parts)
 
     async def _kill(self, role: str, after_seconds: float = 0.0) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,8 +52,8 @@ async def test_the_same_holds_on_postgresql_and_s3(
     monkeypatch.setenv("AWS_DEFAULT_REGION", s3.region or "")
     cluster = postgres_for_session(request)
     url = cluster.url(await cluster.create_database())
-    # Its processes get the variables when they are forked.
-    async with running_nursery(NURSERY, **os.environ) as nursery:
+    # After the variables, which it inherits.
+    async with running_nursery(NURSERY) as nursery:
         await run_script(
             script_of(seed),
             tmp_path / "it",
