@@ -54,14 +54,16 @@ async def _watch(services: Services, batch: BatchRecord, epoch: int) -> None:
 async def _is_stopped(services: Services, batch: BatchRecord, epoch: int) -> bool:
     threshold = str(batch.options.error_threshold)
     so_far = (await services.store.batches.get(batch.id)).counts
-    finished = so_far.completed + so_far.failed
+    kept = batch.options.kept
+    finished = so_far.completed + so_far.failed - kept.requests
+    failed = so_far.failed - kept.failed
     is_reached = ErrorThreshold.parse(threshold).is_reached(
-        finished=finished, failed=so_far.failed, total=batch.counts.total
+        finished=finished, failed=failed, total=batch.counts.total - kept.requests
     )
     if not is_reached:
         return False
     why = (
-        f"{so_far.failed:,} of {finished:,} finished requests have failed, and the error_threshold "
+        f"{failed:,} of {finished:,} finished requests have failed, and the error_threshold "
         f"is {threshold}: the others were not run."
     )
     error = BatchError("error_threshold_reached", why, "error_threshold")

@@ -35,6 +35,8 @@ class JoinJob(msgspec.Struct, frozen=True, kw_only=True):
     rows: str | None
     """Paths. Without rows the table has the columns of the results only."""
     has_embeddings: bool
+    merged_by: str | None = None
+    """The batch, if it keeps results of earlier ones: its lines say which have run them."""
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ import pyarrow as pa
 from batchyard.datasets.jobs import TABLE_FILE, JoinJob
 from batchyard.datasets.program import done
 from batchyard.datasets.tables import Refused, RowsWriter, read_rows, schema_of
+from batchyard.lines.earlier import STATUS_OF_CODE, earlier_of
 from batchyard.lines.framing import custom_id_of, read_lines
 from batchyard.results.answer_checks import finish_reasons, text_of
 from batchyard.results.results import head_of, usage_of
@@ -42,8 +43,9 @@ _COLUMNS: Final = {
     "response": pa.large_string(),
 }
 _EMBEDDING: Final = {"embedding": pa.list_(pa.float32())}
-_STATUS_OF_CODE: Final = {"batch_expired": "expired", "batch_cancelled": "cancelled"}
-"""Of a line that was not run; any other one has failed."""
+_ATTEMPT: Final = {"batch_id": pa.string(), "status": pa.string(), "error_code": pa.string()}
+_HISTORY: Final = {"history": pa.list_(pa.struct(_ATTEMPT))}
+"""Of a retry that merges: the batches that have run the line, the oldest first."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -55,6 +57,7 @@ def answers(requests: Iterator[bytes]) -> Answers:
 def main(job: JoinJob) -> None:
     """Raises :class:`Refused`, and ``OSError``."""
     columns = _COLUMNS | (_EMBEDDING if job.has_embeddings else {})
+    columns |= _HISTORY if job.merged_by is not None else {}
     of_rows = schema_of([Path(job.rows)]) if job.rows is not None else pa.schema([])
     if _CUSTOM_ID in of_rows.names:
         # The row's own is the same.
@@ -159,6 +162,8 @@ def _results(job: JoinJob) -> Iterator[list[dict[str, Any]]]:
                 result = _columns_of(custom_id, cursor.line, is_output=cursor.is_output)
                 cursor.advance()
                 break
+        if job.merged_by is not None:
+            result["history"] = _history(line, job.merged_by, result)
         part.append(result)
         if len(part) == _PART_ROWS or size >= _PART_BYTES:
             yield part
@@ -193,8 +198,17 @@ def _columns_of(custom_id: str, line: bytes, *, is_output: bool) -> dict[str, An
             "embedding": _embedding_of(answer),
         }
     code, message = _error_of(found.error, answer)
-    status = _STATUS_OF_CODE.get(code or "", "failed") if found.response is None else "failed"
+    status = STATUS_OF_CODE.get(code or "", "failed") if found.response is None else "failed"
     return made | {"status": status, "error_code": code, "error_message": message}
+
+
+def _history(line: bytes, batch_id: str, result: dict[str, Any]) -> list[dict[str, Any]]:
+    earlier = earlier_of(line)
+    attempts = [msgspec.to_builtins(each) for each in earlier.attempts]
+    if not earlier.is_kept:
+        own = {"status": result["status"], "error_code": result.get("error_code")}
+        attempts.append({"batch_id": batch_id, **own})
+    return attempts
 
 
 def _answer_of(body: bytes) -> Any:

@@ -16,6 +16,7 @@ import msgspec
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused
 from batchyard.lines.duplicates import IdHashes, repeated_lines
+from batchyard.lines.earlier import EARLIER
 from batchyard.lines.endpoints import ENDPOINTS, takes_form
 from batchyard.lines.forms import is_file_url
 from batchyard.lines.framing import PhysicalLine, custom_id_of, other_format, read_lines, stray_mark
@@ -95,6 +96,8 @@ class Validator:
         self._of_line: list[BatchError] = []
         """What is wrong with the line at hand, if it may be left out."""
         self._custom_id: str | None = None
+        self._is_kept = False
+        """Whether the line at hand has an answer already."""
         self._policy = rules.policy
         self.requests = 0
         """Good and bad request lines seen; blank lines are not requests."""
@@ -122,7 +125,8 @@ class Validator:
         return self._error_count > 0
 
     def lines(self, file: BinaryIO) -> Iterator[RequestLine]:
-        """Yield each valid line; stop early only where the rest could not change the verdict."""
+        """Yield each valid line without an answer; stop early only where the rest could not change
+        the verdict."""
         limits = self.rules.limits
         for physical in read_lines(file, limits.max_line_bytes):
             self.requests += 1
@@ -134,7 +138,10 @@ class Validator:
                 return
             self._of_line.clear()
             self._custom_id = None
+            self._is_kept = False
             line = self._check(physical)
+            if self._is_kept:
+                continue
             if line is not None:
                 if self.model is None:
                     self.model = self.rules.offer.model_of(line.model)
@@ -192,6 +199,9 @@ class Validator:
             return None
         if not isinstance(line, dict):
             self._refuse("invalid_request", "A request line must be a JSON object.", None, number)
+            return None
+        if self.rules.merges and line.get(EARLIER, {}).get("is_kept"):
+            self._is_kept = True
             return None
         depth = self.rules.limits.max_depth
         braces, brackets = data.count(b"{"), data.count(b"[")

@@ -48,6 +48,7 @@ class Rules:
     ``offer``: what engines serve, with the model of each adapter.
     ``policy``: what bodies may hold beyond that; ``None``: whatever the engine takes.
     ``is_rendered``: a template has made them of rows, and some say that it could not.
+    ``merges``: some have an answer already, and say so (:mod:`.earlier`).
     """
 
     endpoint: str | None
@@ -57,3 +58,4 @@ class Rules:
     limits: Limits = Limits()
     policy: BodyPolicy | None = None
     is_rendered: bool = False
+    merges: bool = False

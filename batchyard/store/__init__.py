@@ -40,7 +40,7 @@ from batchyard.store.storage_mark import Mark, StorageMark
 from batchyard.store.store import Store, open_store
 from batchyard.store.tables.audit import AuditRecord, act_as, acting_as
 from batchyard.store.tables.batch import BatchLocations, BatchRecord, NewBatch
-from batchyard.store.tables.batch_options import BatchOptions, UrlFacts
+from batchyard.store.tables.batch_options import BatchOptions, Kept, UrlFacts
 from batchyard.store.tables.chunk import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
 from batchyard.store.tables.delivery import (
     FILE_EVENTS,
@@ -110,6 +110,7 @@ __all__ = [
     "Host",
     "Idempotency",
     "IdempotencyKey",
+    "Kept",
     "LearnedLengths",
     "LeaseKey",
     "Leases",

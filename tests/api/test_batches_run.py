@@ -285,6 +285,22 @@ async def test_answers_that_were_cut_off_run_again_with_more_tokens(
     assert (refused.value.param, refused.value.code) == ("set", "invalid_value")
 
 
+async def test_a_retry_that_merges_has_one_pair_of_files_for_all_lines(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    first = await created(client, "good", "bad", "good", fields={"max_tokens": 2})
+    async with runners(services, REFUSED):
+        await seen(client, first.id, "completed")
+    async with runners(services):
+        made = await client.post(
+            f"/batches/{first.id}/retry", body={"merge": True}, cast_to=dict[str, Any]
+        )
+        second = await seen(client, made["id"], "completed")
+    assert counts(second) == (3, 3, 0)
+    lines = await lines_of(client, second.output_file_id)
+    assert [line["custom_id"] for line in lines] == ["id-0", "id-1", "id-2"]
+
+
 async def test_a_batch_of_another_tenant_cannot_be_retried(
     client: openai.AsyncOpenAI, api: Api
 ) -> None:

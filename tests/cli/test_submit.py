@@ -367,6 +367,19 @@ def test_a_retry_may_have_other_lines_with_other_parameters(
     assert "'a' sets nothing" in none.stderr
 
 
+def test_a_retry_may_keep_the_results_of_the_other_lines(
+    here: Run, prefect: SmallPrefect, tmp_path: Path
+) -> None:
+    prefect.offered = {"stub-model"}
+    old = ended_with_failures(tmp_path)
+    command = block("docs/how-to/operate-batches.md", "retry-merged")
+    words = words_of(replaced(command, {"BATCH": old}).strip())
+    new_id = here(*words).stdout.strip()
+    new = with_store(lambda store: store.batches.get(new_id))
+    assert custom_ids(new.input_file_id) == [f"id-{n}" for n in range(5)]
+    assert (new.options.kept.completed, new.options.kept.failed) == (3, 0)
+
+
 def test_a_batch_is_submitted_with_a_threshold_of_errors(
     here: Run, prefect: SmallPrefect, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from batchyard.batch.chains import Stage
 from batchyard.control.chains import chain_parts, chain_relay
 from batchyard.control.chains.renderer import Renderer
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
-from batchyard.errors import StorageUnavailable, StoreUnavailable
+from batchyard.errors import RequestRefused, StorageUnavailable, StoreUnavailable
 from batchyard.files import retention
 from batchyard.files.cursor import CompletionCursor
 from batchyard.files.read_results import ResultsReader
@@ -540,6 +540,13 @@ async def test_a_retry_runs_its_lines_through_all_stages(yard: Yard) -> None:
         again = await ended(yard, await retry_batch(yard.services, batch.id))
     (result,) = await yard.results(again.output_file_id)
     assert (result["custom_id"], result["response"]["body"]["object"]) == ("id-1", "list")
+
+
+async def test_a_retry_does_not_merge(yard: Yard) -> None:
+    """The answers are not to the lines that are in its input."""
+    batch = await run(yard, lines(2), JUDGE)
+    with pytest.raises(RequestRefused, match="cannot merge"):
+        await retry_batch(yard.services, batch.id, merges=True)
 
 
 async def test_lines_that_share_an_answer_of_the_last_stage_are_counted(yard: Yard) -> None:

@@ -14,9 +14,9 @@ from batchyard.files.cursor import parse_cursor
 from batchyard.files.read_results import ResultsReader
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.keys import chunk_prefix
+from batchyard.services.segments import answered_lines
 from batchyard.steps.collect.collect import collect_results
 from batchyard.steps.fetch.fetch import fetch_input
-from batchyard.steps.prepare import refused_lines
 from batchyard.steps.prepare.prepare import preparing
 from batchyard.steps.retry.retry import retry_batch
 from batchyard.wire import RequestCounts
@@ -189,7 +189,7 @@ async def prepare_and_die(yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyP
 async def test_a_validation_that_is_repeated_after_a_kill_gives_each_bad_line_once(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refused_lines, "_SEGMENT_BYTES", 300)
+    monkeypatch.setattr(answered_lines, "_SEGMENT_BYTES", 300)
     services = yard.services
     batch_id = await create(yard, MIXED)
     await fetch_input(services, batch_id)
@@ -242,7 +242,7 @@ async def test_bad_lines_of_a_validation_by_other_rules_are_forgotten(
     limits = services.settings.limits
     yard.set(limits=limits.model_copy(update={"max_line_bytes": 1000}))
 
-    monkeypatch.setattr(refused_lines, "_SEGMENT_BYTES", 1)
+    monkeypatch.setattr(answered_lines, "_SEGMENT_BYTES", 1)
     await prepare_and_die(yard, batch_id, monkeypatch)
     assert len(await segments(yard, batch_id)) == 2
     yard.set(limits=limits)

@@ -175,6 +175,7 @@ async def retry_batch(
                     choice=asked.choice,
                     patch=asked.patch(),
                     completion_window=asked.completion_window,
+                    merges=bool(asked.merge),
                     caller=asking,
                 )
     request.app.state.request_runner()

@@ -43,6 +43,11 @@ class RetryBatch(RequestBody):
         description="Lines whose answers are not JSON, or do not fit the JSON schema in their "
         "request.",
     )
+    merge: Boolean | None = Field(
+        default=None,
+        description="The new batch has all lines: the others keep their results, which are in its "
+        "files too.",
+    )
     completion_window: Text | None = Field(
         default=None, description="Instead of the window of the first batch."
     )

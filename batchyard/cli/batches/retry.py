@@ -69,6 +69,14 @@ def retry(
             "request.",
         ),
     ] = False,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge",
+            help="The new batch has all lines: the others keep their results, so that one pair of "
+            "files has the newest result of each line.",
+        ),
+    ] = False,
     as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Make a new batch from lines of a batch that has ended, and print its id.
@@ -88,6 +96,7 @@ def retry(
         "completion_window": completion_window,
         "output": output_file,
         "error": errors,
+        "merges": merge,
     }
     new_id = asyncio.run(_retry(batch_id, asked, is_quiet=as_json))
     if as_json:

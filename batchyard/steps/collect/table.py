@@ -101,6 +101,7 @@ async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder
         error=await local(keys.error) if keys.error else None,
         rows=await local(rows_key) if rows_key else None,
         has_embeddings=await _answered_by(services, batch) == _EMBEDDINGS,
+        merged_by=batch.id if batch.options.merges else None,
     )
     async with aclosing(run_job(job, folder, batch.tenant)) as parts:
         async for _ in parts:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from batchyard.lines.rules import Rules
     from batchyard.plan.lengths import LengthHistory
     from batchyard.plan.planner import PlanSummary
+    from batchyard.services.segments.answered_lines import WrittenLines
     from batchyard.steps.prepare.deep_validation import DeepFindings, NoCounter
-    from batchyard.steps.prepare.refused_lines import WrittenLines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class InputReader:
         if left_out is None:
             return Validator(rules, spool=spool)
         duplicates = frozenset(duplicate_lines(file, rules.limits, go_on, spool=spool))
-        return Validator(rules, leave_out=left_out.add, duplicates=duplicates)
+        return Validator(rules, leave_out=left_out.refuse, duplicates=duplicates)
 
     def _refusal(self, validator: Validator, file: BinaryIO) -> tuple[BatchError, ...]:
         try:

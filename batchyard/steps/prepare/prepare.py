@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from batchyard.batch.batch_options import OnInvalid
 from batchyard.batch_error import BatchError
 from batchyard.errors import DispatchFailed, InputRefused, LeaseLost, ModelNotFound
 from batchyard.lifecycle import BatchStatus
+from batchyard.lines.earlier import MOST_EARLIER_BYTES
 from batchyard.lines.rules import Rules
 from batchyard.logs import event_logger
 from batchyard.plan.lengths import PROMPT_WORK, LengthHistory
@@ -153,7 +154,7 @@ class Preparation:
         options = self._batch.options
         if options.models:
             return offer.model_of(options.models[0])
-        if self._leaves_out:
+        if self._leaves_out or options.merges:
             return first_good_model(path, self._rules(offer))
         named = first_model(path, self._services.settings.limits.max_line_bytes)
         return None if named is None else offer.model_of(named)
@@ -288,14 +289,19 @@ class Preparation:
 
     def _rules(self, offer: Offer) -> Rules:
         options, settings = self._batch.options, self._services.settings
+        limits = settings.limits.to_limits(of_client=options.public_urls)
+        if options.merges:
+            # What a retry adds to lines must not make one too long.
+            limits = replace(limits, max_line_bytes=limits.max_line_bytes + MOST_EARLIER_BYTES)
         return Rules(
             endpoint=None if options.mixed_endpoints else self._batch.endpoint,
             models=frozenset(options.models) or None,
             one_model=not options.mixed_models,
             offer=offer,
-            limits=settings.limits.to_limits(of_client=options.public_urls),
+            limits=limits,
             policy=None if options.any_body else settings.bodies.to_policy(),
             is_rendered=options.is_rendered,
+            merges=options.merges,
         )
 
     def _log_findings(self, findings: DeepFindings) -> None:

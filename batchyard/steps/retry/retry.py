@@ -20,16 +20,23 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.lines.body_patch import NO_PATCH
 from batchyard.lines.framing import joined
 from batchyard.processes.threads import from_thread, in_thread
-from batchyard.services.keys import file_key
+from batchyard.results.results import Outcome
+from batchyard.services.keys import file_key, segments_prefix
 from batchyard.services.quotas import arriving, default_quota
+from batchyard.services.segments.answered_lines import AnsweredLines
 from batchyard.services.user_locations import UserLocations, places_of
 from batchyard.steps.create.create import check_model, parse_window
 from batchyard.steps.create.destinations import check_destinations, url_facts
 from batchyard.steps.fetch.input_file import wipe_unnamed
-from batchyard.steps.retry.retry_lines import ALL_FAILED, chosen_lines, lines_of
+from batchyard.steps.retry.retry_lines import (
+    ALL_FAILED,
+    chosen_lines,
+    lines_of,
+    merged_lines,
+)
 from batchyard.storage.file import os_errors_as_ours
-from batchyard.store import HiddenFor, NewBatch, NewFile
-from batchyard.wire import new_file_id
+from batchyard.store import HiddenFor, Kept, NewBatch, NewFile
+from batchyard.wire import new_batch_id, new_file_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
     from batchyard.lines.body_patch import BodyPatch
     from batchyard.locations.access import Location
     from batchyard.services.services import Services
-    from batchyard.steps.retry.retry_lines import LineChoice
+    from batchyard.steps.retry.retry_lines import LineChoice, MergedLine
     from batchyard.store import BatchOptions, BatchRecord, FileRecord, IdempotencyKey
 
 
@@ -70,6 +77,7 @@ async def accept_retry(
     completion_window: str | None = None,
     output: Location | None = None,
     error: Location | None = None,
+    merges: bool = False,
     caller: RetryCaller = _OPERATOR,
 ) -> BatchRecord:
     """Create a batch of the chosen lines of ``batch_id``; returns the new batch.
@@ -79,6 +87,9 @@ async def accept_retry(
     batch failed without a result, the new batch has all its lines. Everything else is as before,
     except for the completion window, if one is given, and the locations: results are written to
     ``output`` and ``error`` only.
+
+    If it ``merges``, it has all lines of the first batch. Those that are not chosen have their
+    results from the start, and are not run, counted as usage or paid for again.
 
     Raises :class:`~batchyard.errors.RequestRefused` where there is nothing to retry,
     :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.StorageError` for a
@@ -90,19 +101,35 @@ async def accept_retry(
     places = await _destinations(services, batch, output, error)
     options = await _options(services, batch, patch, is_client=caller.tenant is not None)
     receivers = (await services.store.batch_places.locations(batch.id)).receivers
-    files = await _files_of(services, batch, choice)
+    if merges and batch.is_parent:
+        raise _refused(
+            f"{batch.id} is a chain, whose answers are to requests of its last stage: a retry of "
+            "it cannot merge.",
+            "nothing_to_merge",
+        )
+    files = await _files_of(services, batch, choice, all_results=merges)
     limits = services.settings.limits.to_limits(of_client=options.public_urls)
     # Lines that nothing is added to may run again, also after the limit was lowered.
     most_bytes = max(limits.max_bytes, files.source.size_bytes)
-    file = await _copy_lines(services, batch, files, choice, patch, most_bytes)
+    new_id = new_batch_id()
+    copied = await _copy_lines(
+        services, batch, files, choice, patch, most_bytes, merged_into=new_id if merges else None
+    )
+    file = copied.file
     new = NewBatch(
+        id=new_id,
         endpoint=batch.endpoint,
         completion_window=window,
         window_seconds=window_seconds,
         input_file_id=file.id,
         metadata=batch.metadata,
         options=msgspec.structs.replace(
-            options, urls=url_facts(places.output, places.error), parts=(), error_counts=()
+            options,
+            urls=url_facts(places.output, places.error),
+            parts=(),
+            error_counts=(),
+            merges=merges,
+            kept=copied.kept,
         ),
         locations=places.to_text(receivers),
         priority=batch.priority,
@@ -121,13 +148,21 @@ async def accept_retry(
             idempotency=caller.idempotency,
         )
     except (IdempotencyConflict, RequestRefused):
-        await wipe_unnamed(services, file.storage_key)
+        await _wipe(services, new, file)
         raise
     # After another error the batch may be there: then these are its bytes, or else the sweep's.
     if made.id != new.id:
         # The same request was accepted before.
-        await wipe_unnamed(services, file.storage_key)
+        await _wipe(services, new, file)
     return made
+
+
+async def _wipe(services: Services, new: NewBatch, file: NewFile) -> None:
+    """Remove the bytes of a batch that there will not be. What cannot be removed is the sweep's."""
+    await wipe_unnamed(services, file.storage_key)
+    if new.options.merges:
+        async for key in services.storage.list(segments_prefix(new.id)):
+            await wipe_unnamed(services, key)
 
 
 async def _options(
@@ -154,16 +189,18 @@ class _Files:
     output: FileRecord | None = None
 
 
-async def _files_of(services: Services, batch: BatchRecord, choice: LineChoice) -> _Files:
+async def _files_of(
+    services: Services, batch: BatchRecord, choice: LineChoice, *, all_results: bool
+) -> _Files:
     _check_ended(batch)
     source = await _file(services, batch, "input", batch.input_file_id)
     has_results = batch.output_file_id or batch.error_file_id
     if batch.status is BatchStatus.FAILED and not has_results and choice.failed:
         return _Files(source)
     errors, output = None, None
-    if choice.looks_at_errors and batch.error_file_id is not None:
+    if (all_results or choice.looks_at_errors) and batch.error_file_id is not None:
         errors = await _file(services, batch, "error", batch.error_file_id)
-    if choice.looks_at_answers and batch.output_file_id is not None:
+    if (all_results or choice.looks_at_answers) and batch.output_file_id is not None:
         output = await _file(services, batch, "output", batch.output_file_id)
     if errors is None and output is None:
         raise _nothing_chosen(batch, choice)
@@ -226,9 +263,12 @@ async def _copy_lines(
     choice: LineChoice,
     patch: BodyPatch,
     most_bytes: int,
-) -> NewFile:
+    *,
+    merged_into: str | None,
+) -> _Copied:
     """Store the lines to retry as a file, durable but not yet recorded.
 
+    ``merged_into``: the new batch, if it gets all lines; the results that it keeps are stored too.
     What the patch sets is in each line: a mebibyte of it would become many gigabytes. Raises
     :class:`~batchyard.errors.RequestRefused` for more than ``most_bytes``, and
     :class:`~batchyard.errors.StorageLimitExceeded`.
@@ -242,23 +282,43 @@ async def _copy_lines(
             errors = await _local_path(services, batch, "error", files.errors, folder)
         if files.output is not None:
             output = await _local_path(services, batch, "output", files.output, folder)
-        if errors is None and output is None:
-            lines = lines_of(source)
-        else:
-            are_asked_here = not batch.is_parent
-            lines = chosen_lines(
-                batch.id, source, errors, output, choice, are_asked_here=are_asked_here
-            )
-        parts = _at_most(most_bytes, joined(patch.applied(line) + b"\n" for line in lines))
-        file_id = new_file_id()
-        with arriving(services, batch.tenant) as within_quota:
-            stored = await services.storage.put(file_key(file_id), within_quota(from_thread(parts)))
+        bounded = _SizeBound(most_bytes)
+
+        def change(line: bytes) -> bytes:
+            return bounded.counted(patch.applied(line))
+
+        with AnsweredLines(folder, "kept") as answers:
+            merge = _Merge(answers)
+            if merged_into is not None:
+                merged = merged_lines(
+                    batch.id,
+                    source,
+                    errors,
+                    output,
+                    choice,
+                    change,
+                    has_earlier=batch.options.merges,
+                )
+                lines = merge.lines(merged)
+            elif errors is None and output is None:
+                lines = map(change, lines_of(source))
+            else:
+                chosen = chosen_lines(
+                    batch.id, source, errors, output, choice, are_asked_here=not batch.is_parent
+                )
+                lines = map(change, chosen)
+            file_id = new_file_id()
+            parts = from_thread(joined(line + b"\n" for line in lines))
+            with arriving(services, batch.tenant) as within_quota:
+                stored = await services.storage.put(file_key(file_id), within_quota(parts))
+        if not (merge.is_chosen if merged_into else stored.size_bytes):
+            await services.storage.delete(stored.key)
+            raise _nothing_chosen(batch, choice)
+        if merged_into is not None:
+            await answers.written().store(services, merged_into)
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
-    if not stored.size_bytes:
-        await services.storage.delete(stored.key)
-        raise _nothing_chosen(batch, choice)
-    return NewFile(
+    file = NewFile(
         id=file_id,
         purpose="batch",
         filename=f"{batch.id}_retry.jsonl",
@@ -267,20 +327,51 @@ async def _copy_lines(
         storage_key=stored.key,
         tenant=batch.tenant,
     )
+    return _Copied(file, Kept(merge.completed, merge.failed))
 
 
-def _at_most(most_bytes: int, parts: Iterable[bytes]) -> Iterator[bytes]:
-    size_bytes = 0
-    for part in parts:
-        size_bytes += len(part)
-        if size_bytes > most_bytes:
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """The new batch's input, and how many of its lines have a result."""
+
+    file: NewFile
+    kept: Kept
+
+
+class _Merge:
+    """The lines of a batch that merges, on their way into its input; their results, aside."""
+
+    def __init__(self, answers: AnsweredLines) -> None:
+        self._answers = answers
+        self.is_chosen = False
+        """Whether any line runs again."""
+        self.completed = self.failed = 0
+
+    def lines(self, merged: Iterable[MergedLine]) -> Iterator[bytes]:
+        for ordinal, (line, is_chosen, kept) in enumerate(merged):
+            self.is_chosen = self.is_chosen or is_chosen
+            if kept is not None:
+                self._answers.add(ordinal, kept)
+                self.completed += kept.outcome is Outcome.OUTPUT
+                self.failed += kept.outcome is Outcome.ERROR
+            yield line
+
+
+class _SizeBound:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+
+    def counted(self, line: bytes) -> bytes:
+        self._bytes += len(line) + 1
+        if self._bytes > self._most_bytes:
             raise RequestRefused(
-                f"The changed requests would have more than {most_bytes:,} bytes: set less, or "
-                "choose fewer lines.",
+                f"The changed requests would have more than {self._most_bytes:,} bytes: set less, "
+                "or choose fewer lines.",
                 param="set",
                 code="file_too_large",
             )
-        yield part
+        return line
 
 
 async def _local_path(

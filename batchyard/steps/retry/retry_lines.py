@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from batchyard.errors import RequestRefused, StorageError
+from batchyard.lines.earlier import (
+    STATUS_OF_CODE,
+    Attempt,
+    Earlier,
+    earlier_of,
+    with_earlier,
+)
 from batchyard.lines.framing import custom_id_of, parse_envelope, read_lines
 from batchyard.results.answer_checks import OutputCheck, TooMuchToCheck, finish_reasons
-from batchyard.results.results import head_of
+from batchyard.results.results import Outcome, ResultLine, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,27 +106,99 @@ def chosen_lines(
     :class:`~batchyard.errors.StorageError` where that is not so, and
     :class:`~batchyard.errors.RequestRefused` for schemas that take too long to check.
     """
+    cursors = _cursors(errors, output, choice, are_asked_here=are_asked_here)
+    for line in lines_of(source):
+        if all(cursor.result is None for cursor in cursors):
+            return
+        cursor = _at(cursors, custom_id_of(line))
+        if cursor is not None and cursor.result is not None:
+            if cursor.wants(line, cursor.result):
+                yield line
+            cursor.advance()
+    _check_end(batch_id, cursors)
+
+
+class MergedLine(NamedTuple):
+    """A line of the first batch. ``kept``: its result, if that stays."""
+
+    line: bytes
+    is_chosen: bool
+    kept: ResultLine | None = None
+
+
+def merged_lines(
+    batch_id: str,
+    source: Path,
+    errors: Path | None,
+    output: Path | None,
+    choice: LineChoice,
+    change: Callable[[bytes], bytes],
+    *,
+    has_earlier: bool,
+) -> Iterator[MergedLine]:
+    """All the input's lines. What is chosen is changed; of the others the results are kept.
+
+    Each says which batches have run it (:mod:`batchyard.lines.earlier`); ``has_earlier``: they say
+    so already. Raises what :func:`chosen_lines` does, and what ``change`` does.
+    """
+    cursors = _cursors(errors, output, choice)
+    for line in lines_of(source):
+        attempts = earlier_of(line).attempts if has_earlier else ()
+        cursor = _at(cursors, custom_id_of(line))
+        if cursor is None or cursor.result is None:
+            # It is bad, and will be again; or the batch ended before any line had a result.
+            changed = line if cursors else change(line)
+            yield MergedLine(with_earlier(changed, Earlier(attempts)), is_chosen=not cursors)
+            continue
+        attempts = (*attempts, _attempt(batch_id, cursor.result, cursor.outcome))
+        if cursor.wants(line, cursor.result):
+            yield MergedLine(with_earlier(change(line), Earlier(attempts)), is_chosen=True)
+        else:
+            kept = ResultLine(cursor.outcome, cursor.line + b"\n")
+            earlier = Earlier(attempts, is_kept=True)
+            yield MergedLine(with_earlier(line, earlier), is_chosen=False, kept=kept)
+        cursor.advance()
+    _check_end(batch_id, cursors)
+
+
+def _attempt(batch_id: str, result: _Result, outcome: Outcome) -> Attempt:
+    if outcome is Outcome.OUTPUT:
+        return Attempt(batch_id, "succeeded")
+    if result.response is not None:
+        said = _error_in(result.response)
+        code = said.get("code") or said.get("type")
+        return Attempt(batch_id, "failed", None if code is None else str(code))
+    code = str(result.error.code) if result.error is not None else None
+    return Attempt(batch_id, STATUS_OF_CODE.get(code or "", "failed"), code)
+
+
+def _cursors(
+    errors: Path | None, output: Path | None, choice: LineChoice, *, are_asked_here: bool = True
+) -> list[_Cursor]:
     check = OutputCheck()
 
     def is_bad_answer(line: bytes, result: _Result) -> bool:
         # A request of a further stage is gone: what schema it had is not known.
-        return _is_bad_answer(line if are_asked_here else None, result, choice, check)
+        asked = line if are_asked_here else None
+        return choice.looks_at_answers and _is_bad_answer(asked, result, choice, check)
 
     cursors = []
     if errors is not None:
-        cursors.append(_Cursor(errors, lambda _, result: _is_failure(result, choice)))
+        cursors.append(_Cursor(errors, Outcome.ERROR, lambda _, each: _is_failure(each, choice)))
     if output is not None:
-        cursors.append(_Cursor(output, is_bad_answer))
-    for line in lines_of(source):
-        if all(cursor.result is None for cursor in cursors):
-            return
-        custom_id = custom_id_of(line)
-        for cursor in cursors:
-            if cursor.result is not None and cursor.result.custom_id == custom_id:
-                if cursor.wants(line, cursor.result):
-                    yield line
-                cursor.advance()
-                break
+        cursors.append(_Cursor(output, Outcome.OUTPUT, is_bad_answer))
+    return cursors
+
+
+def _at(cursors: list[_Cursor], custom_id: str) -> _Cursor | None:
+    """The one whose next result is of this line."""
+    for cursor in cursors:
+        if cursor.result is not None and cursor.result.custom_id == custom_id:
+            return cursor
+    return None
+
+
+def _check_end(batch_id: str, cursors: list[_Cursor]) -> None:
     if any(cursor.result is not None for cursor in cursors):
         raise StorageError(
             f"A result file of {batch_id} names a request that its input file lacks, or in another "
@@ -130,15 +209,18 @@ def chosen_lines(
 class _Cursor:
     """A result file on the way; ``result`` is the next line, None at the end."""
 
-    def __init__(self, path: Path, wants: Callable[[bytes, _Result], bool]) -> None:
-        self.wants = wants
-        good = (line for line in lines_of(path) if head_of(line).refused is None)
-        self._results = (_decode_result(line) for line in good)
+    def __init__(
+        self, path: Path, outcome: Outcome, wants: Callable[[bytes, _Result], bool]
+    ) -> None:
+        self.outcome, self.wants = outcome, wants
+        self._lines = (line for line in lines_of(path) if head_of(line).refused is None)
+        self.line = b""
         self.result: _Result | None = None
         self.advance()
 
     def advance(self) -> None:
-        self.result = next(self._results, None)
+        self.line = next(self._lines, b"")
+        self.result = _decode_result(self.line) if self.line else None
 
 
 def _is_failure(result: _Result, choice: LineChoice) -> bool:
@@ -148,14 +230,18 @@ def _is_failure(result: _Result, choice: LineChoice) -> bool:
 def _codes(result: _Result) -> set[str]:
     if result.response is None:
         return {str(result.error.code)} if result.error is not None else set()
-    found = {str(result.response.status_code)}
+    error = _error_in(result.response)
+    found = {str(error[key]) for key in ("code", "type") if error.get(key)}
+    return {str(result.response.status_code), *found}
+
+
+def _error_in(response: _Response) -> dict[str, Any]:
+    """What the engine says went wrong."""
     try:
-        error = _decode_error(result.response.body).error
+        error = _decode_error(response.body).error
     except (ValueError, RecursionError):
-        return found
-    if isinstance(error, dict):
-        found |= {str(error[key]) for key in ("code", "type") if error.get(key)}
-    return found
+        return {}
+    return error if isinstance(error, dict) else {}
 
 
 def _is_bad_answer(

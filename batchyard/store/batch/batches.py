@@ -318,12 +318,24 @@ class Batches(Aggregate):
             statement = update(BATCHES).where(BATCHES.c.id == batch_id).values(options=options)
             await connection.execute(statement)
             record = record.model_copy(update={"options": options})
+        kept = record.options.kept
         # After the move: to begin a second time is a conflict, whatever the quota says.
         if not record.is_hidden:
             await hold_quota(
-                connection, record.tenant, quota, requests=total - refused, tokens=tokens
+                connection,
+                record.tenant,
+                quota,
+                requests=total - refused - kept.requests,
+                tokens=tokens,
             )
-        await insert_chunks(connection, batch_id, record.expires_at, chunks, refused=refused)
+        await insert_chunks(
+            connection,
+            batch_id,
+            record.expires_at,
+            chunks,
+            completed=kept.completed,
+            failed=kept.failed + refused,
+        )
         await insert_roots(connection, batch_id, roots)
         return record
 

@@ -19,6 +19,18 @@ class UrlFacts(msgspec.Struct, frozen=True):
     """Why it could not be asked whether it takes the file."""
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """How many lines of a retry have the answer of an earlier batch."""
+
+    completed: int = 0
+    failed: int = 0
+
+    @property
+    def requests(self) -> int:
+        """All of them."""
+        return self.completed + self.failed
+
+
 class BatchOptions(msgspec.Struct, frozen=True):
     """What a batch may contain beyond OpenAI's rules."""
 
@@ -48,6 +60,9 @@ class BatchOptions(msgspec.Struct, frozen=True):
     places are known when they are joined."""
     is_rendered: bool = False
     """Its input is made of a dataset by a template."""
+    merges: bool = False
+    """It is a retry with all lines of the batch before it, and keeps answers of that."""
+    kept: Kept = Kept()
     fields: dict[str, dict[str, int]] = {}
     """How many lines have each field, by endpoint, known once it is planned."""
     ignored: dict[str, int] = {}

@@ -244,21 +244,29 @@ async def insert_chunks(
     deadline: int,
     chunks: Sequence[NewChunk],
     *,
-    refused: int = 0,
+    completed: int = 0,
+    failed: int = 0,
 ) -> None:
     """Plan ``chunks``, numbered from 0 in their order.
 
-    ``refused`` lines that never run are chunk 0, which is done and of no model, so that sums
-    of chunks count them; the others are numbered from 1 then.
+    Lines that never run, ``completed`` and ``failed``, are chunk 0, which is done and of no model,
+    so that sums of chunks count them; the others are numbered from 1 then.
     """
-    states = [(chunk, ChunkStatus.PENDING, 0) for chunk in chunks]
-    if refused:
-        none_of_plan = NewChunk(model="", first_record=0, request_count=refused, token_estimate=0)
-        states.insert(0, (none_of_plan, ChunkStatus.DONE, refused))
+    states = [(chunk, ChunkStatus.PENDING, 0, 0) for chunk in chunks]
+    if count := completed + failed:
+        none_of_plan = NewChunk(model="", first_record=0, request_count=count, token_estimate=0)
+        states.insert(0, (none_of_plan, ChunkStatus.DONE, completed, failed))
     common = {"batch_id": batch_id, "deadline": deadline}
     rows = [
-        {"index": index, "status": status, "failed": failed, **common, **chunk.model_dump()}
-        for index, (chunk, status, failed) in enumerate(states)
+        {
+            "index": index,
+            "status": status,
+            "completed": completed,
+            "failed": failed,
+            **common,
+            **chunk.model_dump(),
+        }
+        for index, (chunk, status, completed, failed) in enumerate(states)
     ]
     if rows:
         await connection.execute(insert(CHUNKS), rows)

@@ -197,7 +197,8 @@ async def count_usage(
     connection: AsyncConnection, batch: BatchRecord, prices: Prices
 ) -> dict[str, Any]:
     """Count a batch that ends in this transaction: the columns of its row that say what it cost."""
-    if not batch.completed + batch.failed:
+    kept = batch.options.kept
+    if batch.completed + batch.failed <= kept.requests:
         return {}
     shares: dict[str, Share] = {}
     if batch.model is None or prices.has_hours:
@@ -206,8 +207,8 @@ async def count_usage(
     if batch.model is not None:
         # The files have the last word on tokens: of a line that ran twice they have one answer.
         final = Share(
-            completed=batch.completed,
-            failed=batch.failed,
+            completed=batch.completed - kept.completed,
+            failed=batch.failed - kept.failed,
             estimate=sum(each.estimate for each in shares.values()),
             usage=TokenUsage(*(getattr(batch, name) for name in USAGE_COLUMNS)),
         )
