@@ -244,3 +244,20 @@ async def test_the_results_that_it_keeps_can_be_read_before_anything_has_run(yar
     cursor = parse_cursor(None, "completion")
     page = await ResultsReader(yard.services).page(batch, cursor, limit=9)
     assert ids([json.loads(each.line) async for each in page.lines()]) == ["id-0", "id-2"]
+
+
+async def test_it_can_be_cancelled_before_it_is_validated(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    yard.use(failing((b'1"', 1)))
+    first = await yard.run(lines(3))
+    second = await retry_batch(yard.services, first.id, merges=True)
+    await yard.services.store.batches.cancel(second)
+    ended = await yard.finish(second)
+    assert (ended.status, ended.counts, ended.errors) == (
+        BatchStatus.CANCELLED,
+        RequestCounts(),
+        None,
+    )
+    assert (ended.output_file_id, ended.error_file_id) == (None, None)
+    assert "damaged" not in caplog.text

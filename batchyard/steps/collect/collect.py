@@ -97,7 +97,9 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         os_errors_as_ours(str(services.spool)),
         ResultLines(services.spool, batch.counts.total) as lines,
     ):
-        damaged = await _add_all_segments(services, batch, prefix, lines)
+        # Before it began, lines that are answered already may be there, and are not its own yet.
+        has_begun = batch.in_progress_at is not None
+        damaged = await _add_all_segments(services, batch, prefix, lines) if has_begun else []
         errors = (*(batch.errors or ()), *damaged) or None
         counts = lines.counts()
         target = _target(batch.status, counts, may_fail=bool(errors))
