@@ -397,6 +397,7 @@ def result_file_ids(batch_id: str, stages: int) -> set[str]:
     return {
         result_file_id(batch_id, "output"),
         result_file_id(batch_id, "error"),
+        result_file_id(batch_id, "ledger"),
         *(stage_file_id(batch_id, stage) for stage in range(1, stages + 1)),
     }
 
