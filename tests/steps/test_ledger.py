@@ -201,6 +201,11 @@ async def test_a_retry_has_a_ledger_as_its_batch_has(yard: Yard) -> None:
     assert [row["status"] for row in await checked(yard, again)] == [200, 200]
 
 
+async def test_the_operator_may_have_one_of_every_batch(yard: Yard) -> None:
+    yard.set(ledger=True)
+    assert len(await checked(yard, await yard.run(lines(2)))) == 2
+
+
 async def test_nothing_is_written_for_a_batch_that_did_not_ask(yard: Yard) -> None:
     batch = await yard.run(lines(2))
     with pytest.raises(RequestRefused, match="not created with `ledger`"):

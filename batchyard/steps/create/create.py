@@ -257,7 +257,7 @@ def _options(
         models=request.models,
         public_urls=request.public_urls,
         deduplicate=request.deduplicate,
-        ledger=request.ledger,
+        ledger=request.ledger or settings.ledger,
         on_invalid=OnInvalid(request.on_invalid),
         validation=Validation(request.validation),
         any_body=request.any_body,

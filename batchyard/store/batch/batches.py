@@ -290,7 +290,8 @@ class Batches(Aggregate):
         what its prompts begin with, ``refused`` how many lines of ``total`` are bad, with their
         error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own;
         what its tenant does not see was accepted before. Raises
-        :class:`~batchyard.errors.QuotaExceeded`.
+        :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.QueueFull` where
+        the batch is to wait: then call :meth:`await_room`.
         """
         tokens = sum(chunk.token_estimate for chunk in chunks)
         await move_batch(
@@ -302,6 +303,7 @@ class Batches(Aggregate):
             total=total,
             plan_key=plan_key,
             token_estimate=tokens,
+            awaited_requests=None,
             length_classes=length_classes or None,
         )
         record = await load_batch(connection, batch_id)
@@ -321,11 +323,37 @@ class Batches(Aggregate):
         # After the move: to begin a second time is a conflict, whatever the quota says.
         if not record.is_hidden:
             await hold_quota(
-                connection, record.tenant, quota, requests=total - refused, tokens=tokens
+                connection,
+                record.tenant,
+                quota,
+                requests=total - refused,
+                tokens=tokens,
+                batch_id=batch_id,
             )
         await insert_chunks(connection, batch_id, record.expires_at, chunks, refused=refused)
         await insert_roots(connection, batch_id, roots)
         return record
+
+    @writes
+    async def await_room(
+        self,
+        connection: AsyncConnection,
+        batch_id: str,
+        *,
+        requests: int,
+        tokens: int,
+        epoch: int,
+    ) -> None:
+        """Record that a batch which is validating waits until its tenant's quota has room for it.
+
+        Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.
+        """
+        await check_epoch(connection, batch_id, epoch)
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id, BATCHES.c.status == BatchStatus.VALIDATING)
+            .values(awaited_requests=requests, token_estimate=tokens)
+        )
 
     @writes
     async def fail(
