@@ -565,6 +565,14 @@ API: Final = (
         "404",
     ),
     Code(
+        "resource_unavailable",
+        "A live request with `service_tier` `flex` has waited, and the engine has no place to "
+        "spare.",
+        "Ask again later (OpenAI's SDKs do so twice), without `service_tier`, or in the "
+        "[background](../how-to/background-responses.md).",
+        "429",
+    ),
+    Code(
         "no_ledger",
         "The batch was created without `ledger`.",
         "Create the next one [with it](../how-to/accounts.md#the-ledger-of-a-batch). The result "

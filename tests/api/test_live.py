@@ -24,6 +24,7 @@ from batchyard.errors import StoreUnavailable
 from batchyard.locations.location import parse_location
 from batchyard.metrics import metric_families as families
 from batchyard.runner import hours_watch
+from batchyard.runner.live import live_server
 from batchyard.runner.run import Runner
 from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
 from batchyard.services import patience
@@ -639,3 +640,31 @@ async def test_a_client_that_leaves_before_any_answer_ends_its_request_too(
     await asyncio.wait([asking])
     await live.until(lambda: live.counted(families.LIVE_REQUESTS)["left"] == 1)
     assert live.figure(families.LIVE_INFLIGHT) == 0
+
+
+async def test_a_flex_request_waits_for_a_seat_to_spare_and_says_its_tier(
+    api: Api, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert live.runner._live is not None
+    share = live.runner._live._share
+    client = api.async_openai(max_retries=0)
+    share.in_flight += SEATS
+    asked = asyncio.create_task(
+        client.chat.completions.create(model=MODEL, messages=HELLO, service_tier="flex")
+    )
+    done, _ = await asyncio.wait([asked], timeout=1)
+    assert not done
+    share.in_flight -= SEATS
+    answer = await asked
+    assert answer.service_tier == "flex"
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, service_tier="flex", stream=True
+    )
+    assert {event.service_tier async for event in stream} == {"flex"}
+    monkeypatch.setattr(live_server, "_FLEX_SECONDS", 0.3)
+    share.in_flight += SEATS
+    with pytest.raises(openai.RateLimitError) as refused:
+        await client.chat.completions.create(model=MODEL, messages=HELLO, service_tier="flex")
+    share.in_flight -= SEATS
+    assert refused.value.code == "resource_unavailable"
+    assert share.flex == 0
