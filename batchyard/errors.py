@@ -11,6 +11,7 @@
     │   │   └── StorageLimitExceeded  the tenant would have too many bytes stored
     │   ├── BatchRateExceeded         the tenant creates batches faster than it may
     │   └── WindowUnattainable        by forecast it cannot be done in its completion window
+    ├── QueueFull                     a batch waits for room in its tenant's quota
     ├── InputRefused                  the batch's input breaks the format; carries every entry
     ├── InputNotRead                  the process that reads the batch's input does not live
     ├── DatasetRefused                a dataset, its template or its table cannot be made sense of
@@ -94,6 +95,12 @@ class QuotaExceeded(RequestRefused):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param=None, code=self.code)
+
+
+class QueueFull(BatchyardError):
+    """The tenant's quota has no room for a batch now, and the batch waits until it has."""
+
+    code = "queue_full"
 
 
 class BatchLimitExceeded(QuotaExceeded):

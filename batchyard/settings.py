@@ -129,6 +129,8 @@ class Settings(BaseSettings):
     validation: Literal["basic", "deep"] = "basic"
     """``deep``: the validation of every batch counts tokens with the model's own tokenizer and
     tries schemas and tools, whether the batch asks for it or not."""
+    ledger: bool = False
+    """Every batch has a ledger of what each line used and cost, whether it asks for one or not."""
     background_days: int = Field(default=30, ge=1, le=365)
     """How long a batch with the completion window ``background`` may take before it expires."""
     max_window_days: int = Field(default=30, ge=1, le=3650)

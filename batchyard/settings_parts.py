@@ -108,6 +108,10 @@ class QuotaSettings(_Part):
     """How many unanswered requests all active batches of a tenant may have together."""
     enqueued_tokens: int | None = Field(default=None, ge=0)
     """How many tokens, by an estimate, these requests may need together."""
+    when_full: Literal["refuse", "wait"] = "refuse"
+    """What becomes of a batch for whose requests or tokens there is no room. ``refuse``: it fails.
+    ``wait``: it waits until earlier batches of its tenant are done, and fails only if it is larger
+    than the whole quota."""
     batches_per_hour: int | None = Field(default=2000, ge=0)
     """How many batches a tenant may create over the HTTP API in any hour; ``none``: no limit."""
     stored_bytes: int | None = Field(default=None, ge=0)

@@ -77,7 +77,7 @@ def new_signing_secret() -> str:
     return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def result_file_id(batch_id: str, kind: Literal["output", "error", "rows"]) -> str:
+def result_file_id(batch_id: str, kind: Literal["output", "error", "rows", "ledger"]) -> str:
     """The id of a batch's result file: always the same, so that publishing twice is harmless.
 
     ``rows``: that of the rows of its dataset.

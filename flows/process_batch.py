@@ -12,8 +12,8 @@ from prefect.states import Completed, Failed, State
 
 from batchyard.batch_error import first_error_words
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
-from batchyard.dispatch.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
-from batchyard.errors import BatchyardError, LeaseLost
+from batchyard.dispatch.run_states import AWAITS_ROOM, PUT_OFF, TAKEN_OVER, UNPUBLISHED
+from batchyard.errors import BatchyardError, LeaseLost, QueueFull
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.results.line_errors import count_words
 from batchyard.runner.hours_watch import until_open
@@ -123,6 +123,8 @@ async def take_to_its_end(services: Services, batch_id: str) -> End:
         pass
     except LeaseLost as error:
         return End(Completed(name=TAKEN_OVER, message=str(error)))
+    except QueueFull as error:
+        return End(Completed(name=AWAITS_ROOM, message=str(error)))
     except BatchyardError as error:
         return End(Failed(name=PUT_OFF, message=f"The batch waits: {error}"))
     batch = await services.store.batches.get(batch_id)

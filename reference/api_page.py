@@ -15,6 +15,7 @@ _DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "openapi.json"
 _OURS: Final = (
     *("/v1/deliveries", "/v1/webhook_secret"),
     *("/v1/batches/{batch_id}/results", "/v1/batches/{batch_id}/events"),
+    "/v1/batches/{batch_id}/ledger",
 )
 """Routes that OpenAI's API does not have."""
 OUR_FIELDS: Final = {
@@ -29,7 +30,14 @@ OUR_FIELDS: Final = {
             "error_upload",
             "priority",
         ),
-        *("webhook_url", "notify_email", "deduplicate", "on_invalid", "on_invalid_output"),
+        *(
+            "webhook_url",
+            "notify_email",
+            "deduplicate",
+            "ledger",
+            "on_invalid",
+            "on_invalid_output",
+        ),
         "validation",
     }
 }

@@ -249,6 +249,13 @@ WARNINGS: Final = (
         "or `batchyard results BATCH -o URL`.",
     ),
     Code(
+        "waits_for_quota",
+        "The quota of enqueued requests or tokens has no room for the batch, and the operator lets "
+        "batches wait. Its window goes on.",
+        "Wait until earlier batches are done, cancel one of them, or ask for a larger quota. "
+        "[Quotas](../how-to/operate-batches.md#quotas).",
+    ),
+    Code(
         "url_not_checked",
         "It is not known whether a presigned URL takes the file: its server does not answer or may "
         "not be asked, or the URL has the checksum of another content.",
@@ -538,7 +545,8 @@ API: Final = (
     ),
     Code(
         "result_not_ready",
-        "The request with this `custom_id` is not finished yet.",
+        "The request with this `custom_id` is not finished yet; or the batch has not ended, and so "
+        "has no ledger.",
         "Ask again later, or read the [results in their order]"
         "(../how-to/use-the-api.md#results-while-a-batch-runs).",
         "404",
@@ -554,6 +562,21 @@ API: Final = (
         "The result files of the batch were deleted or have expired.",
         "Nothing brings them back. `output_expires_after` of the next batch sets how long they "
         "are kept.",
+        "404",
+    ),
+    Code(
+        "resource_unavailable",
+        "A live request with `service_tier` `flex` has waited, and the engine has no place to "
+        "spare.",
+        "Ask again later (OpenAI's SDKs do so twice), without `service_tier`, or in the "
+        "[background](../how-to/background-responses.md).",
+        "429",
+    ),
+    Code(
+        "no_ledger",
+        "The batch was created without `ledger`.",
+        "Create the next one [with it](../how-to/accounts.md#the-ledger-of-a-batch). The result "
+        "files of this one have the usage of each answer.",
         "404",
     ),
     Code(

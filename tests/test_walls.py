@@ -32,7 +32,7 @@ class Wall(NamedTuple):
 WALLS = {
     "chains": Wall(
         r"(?i)(?<!^\.)chain|stage",
-        17,
+        18,
         ("batchyard.cli.terminal.progress", "batchyard.engine.vllm.engine_log"),
     ),
     "live requests": Wall(

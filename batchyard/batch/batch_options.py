@@ -238,6 +238,13 @@ OPTIONS: Final = (
         words="Run identical deterministic requests only once, for all their lines.",
     ),
     BatchOption(
+        name="ledger",
+        value=Value.FLAG,
+        doors=EVERYWHERE,
+        words="Keep what each line used and cost, for `batchyard ledger` and "
+        "`GET /v1/batches/{batch_id}/ledger`.",
+    ),
+    BatchOption(
         name="error_threshold",
         value=Value.TEXT,
         doors=EVERYWHERE,

@@ -21,7 +21,10 @@ ENDPOINT: Final = "/v1/responses"
 SOONEST: Final = "soonest"
 WINDOWS: Final = {SOONEST: DAY_SECONDS, "2h": 2 * HOUR_SECONDS, "8h": 8 * HOUR_SECONDS}
 """The completion windows, and how many seconds each of them has."""
-BATCH_WINDOWS: Final = {window: "24h" if window == SOONEST else window for window in WINDOWS}
+FLEX: Final = "flex"
+"""The service tier of OpenAI's whose requests may wait; and, of responses of this tier that ask for
+no window, the kind that is collected together."""
+BATCH_WINDOWS: Final = {SOONEST: "24h", "2h": "2h", "8h": "8h", FLEX: "background"}
 """The completion window of the batch that holds such responses."""
 
 _SERVER_ERROR: Final = "server_error"
@@ -115,9 +118,16 @@ _parse_line = msgspec.json.Decoder(_Line).decode
 _parse = msgspec.json.Decoder().decode
 
 
-def given_object(response_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked for, as the response shows it until the engine has answered."""
+def given_object(
+    response_id: str, body: Mapping[str, Any], *, window: str = SOONEST
+) -> dict[str, Any]:
+    """What was asked for, as the response shows it until the engine has answered.
+
+    ``window``: the kind that it is collected with, which is its service tier.
+    """
     shown = {name: body.get(name) for name in _DEFAULTS}
+    if shown["service_tier"] == FLEX and window != FLEX:
+        shown["service_tier"] = "default"
     return {
         "id": response_id,
         "object": "response",
@@ -195,6 +205,8 @@ def answered_object(
     answer = _parse_line(line).response
     assert answer is not None  # noqa: S101 - only such a line ends a response with an answer
     ours = {name: given[name] for name in ("id", "object", "background", "metadata", "store")}
+    if given.get("service_tier") is not None:
+        ours["service_tier"] = given["service_tier"]
     times = _times(status, created_at, ended_at)
     return {**given, **_parse(answer.body), **ours, **times, "status": status.value}
 

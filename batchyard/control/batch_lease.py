@@ -15,6 +15,7 @@ from batchyard.errors import (
     DispatchFailed,
     LeaseLost,
     ObjectNotFound,
+    QueueFull,
     StorageError,
     TransitionConflict,
 )
@@ -181,7 +182,8 @@ async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
 
 async def _is_passing(services: Services, error: BatchyardError) -> bool:
     """Whether our own database or object store, or Prefect, cannot be used for now: away, full,
-    changed, or refusing this process, which may be set up wrong, or with another object store.
+    changed, or refusing this process, which may be set up wrong, or with another object store; or
+    the batch waits for room in its tenant's quota.
 
     If it is the user's place of the input instead, the batch fails.
     """
@@ -189,7 +191,7 @@ async def _is_passing(services: Services, error: BatchyardError) -> bool:
         return await is_other_storage(services)
     if isinstance(error, StorageError) and error.is_of_input:
         return False
-    return isinstance(error, (*PASSING, DispatchFailed))
+    return isinstance(error, (*PASSING, DispatchFailed, QueueFull))
 
 
 async def is_any_leased(services: Services, batch_id: str) -> bool:

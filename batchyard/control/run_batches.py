@@ -19,6 +19,7 @@ from batchyard.lifecycle import TERMINAL
 from batchyard.logs import event_logger
 from batchyard.logs.log_words import describe
 from batchyard.services.leases.held_batches import AGAIN_AFTER_SECONDS
+from batchyard.services.quotas import default_quota
 from batchyard.services.story.wait_words import why_it_waits
 from batchyard.store import RunnerKind, RunnerStatus
 
@@ -128,6 +129,9 @@ class BatchRunner:
             async with self._held.working(batch_id):
                 # It may have waited for its turn for long.
                 began_at = time.monotonic()
+                if await self._awaits_room(batch_id):
+                    await self._postpone(batch_id)
+                    return
                 await self._process(batch_id)
             await self._count(batch_id)
         except LeaseLost as error:
@@ -138,12 +142,17 @@ class BatchRunner:
             await self._postpone(batch_id, wait_reason=why_it_waits(error))
         self._cut_off.note(trouble, began_at=began_at)
 
+    async def _awaits_room(self, batch_id: str) -> bool:
+        """Whether the batch waits for its tenant's quota, without a flow run that would say so."""
+        quota = default_quota(self._services)
+        return await self._services.store.tenants.awaits_room(batch_id, quota)
+
     async def _count(self, batch_id: str) -> None:
         """Count the batch if it has ended. If its flow run failed, it is continued later."""
         batch = await self._services.store.batches.get(batch_id)
         if batch.status in TERMINAL:
             self.ended += 1
-        else:
+        elif batch.awaited_requests is None:
             log.warning("batch.not_ended", batch=batch_id, status=batch.status.value)
             await self._postpone(batch_id)
 

@@ -23,7 +23,9 @@ PUT_OFF: Final = "PutOff"
 ``Completed`` of a runner of chunks, ``Failed`` of the run of a batch.
 """
 
-# Of the run of a batch, both ``Completed``.
+# Of the run of a batch, all ``Completed``.
+AWAITS_ROOM: Final = "AwaitsRoom"
+"""The batch waits until its tenant's quota has room for it."""
 TAKEN_OVER: Final = "TakenOver"
 """Another process has the batch."""
 UNPUBLISHED: Final = "Unpublished"

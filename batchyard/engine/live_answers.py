@@ -21,6 +21,10 @@ TENANT_HEADER: Final = "x-batchyard-tenant"
 """From the API to the runner: for whom a request is counted, percent-encoded."""
 HIDE_USAGE_HEADER: Final = "x-batchyard-hide-usage"
 """From the API to the runner: the client has not asked for the usage of its stream."""
+FLEX_HEADER: Final = "x-batchyard-flex"
+"""From the API to the runner: the request may wait until the engine has a place to spare."""
+FLEX_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/responses"})
+"""The endpoints that have service tiers."""
 RETRY_AFTER_SECONDS: Final = 5
 """When to ask again for an engine that is not there."""
 USAGE_ON_REQUEST: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -29,6 +33,30 @@ MAX_KEPT_BYTES: Final = 32 * 1024**2
 """The most bytes of an answer that is no stream, and of one event of a stream."""
 
 _DONE: Final = b"[DONE]"
+_NO_TIER: Final = b'"service_tier":null'
+_FLEX: Final = b'"service_tier":"flex"'
+_EVENT_START: Final = b"data: {"
+
+
+def is_flex(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether the request may wait, as OpenAI's ``service_tier`` says."""
+    return path in FLEX_PATHS and body.get("service_tier") == "flex"
+
+
+def said_flex(answer: bytes) -> bytes:
+    """A JSON object, or an event that has one, which says that its tier was flex.
+
+    Quotes within texts are escaped, so what stands here for a key is one.
+    """
+    if b'"service_tier":"' in answer:
+        return answer
+    if _NO_TIER in answer:
+        return answer.replace(_NO_TIER, _FLEX, 1)
+    inside = answer.rstrip()
+    if not inside.endswith(b"}") or not inside.startswith((b"{", _EVENT_START)):
+        return answer
+    inside = inside[:-1].rstrip()
+    return inside + (b"" if inside.endswith(b"{") else b",") + _FLEX + b"}"
 
 
 def hides_usage(path: str, body: Mapping[str, Any]) -> bool:
@@ -57,13 +85,15 @@ class AnswerMeter:
     """Reads an answer as it passes, and says what it used.
 
     ``request_bytes`` estimate the prompt of a request that is broken off. ``hide_usage``: the event
-    that has nothing but the usage is not passed on. :meth:`feed` gives the bytes to pass on.
+    that has nothing but the usage is not passed on. ``says_flex``: what is passed on says that its
+    service tier was flex. :meth:`feed` gives the bytes to pass on.
     """
 
-    def __init__(self, *, request_bytes: int, hide_usage: bool) -> None:
+    def __init__(self, *, request_bytes: int, hide_usage: bool, says_flex: bool = False) -> None:
         self._is_stream = False
         self._request_bytes = request_bytes
         self._hide_usage = hide_usage
+        self._says_flex = says_flex
         self._unread = bytearray()
         self._is_too_long = False
         self._usage = NO_USAGE
@@ -83,8 +113,10 @@ class AnswerMeter:
         if not self._is_stream:
             if len(self._unread) > MAX_KEPT_BYTES:
                 self._is_too_long = True
+                whole = bytes(self._unread)
                 self._unread.clear()
-            return data
+                return whole if self._says_flex else data
+            return b"" if self._says_flex else data
         end = self._unread.rfind(b"\n\n")
         if end < 0:
             if len(self._unread) > MAX_KEPT_BYTES:
@@ -92,17 +124,20 @@ class AnswerMeter:
             return b""
         events = bytes(self._unread[: end + 2])
         del self._unread[: end + 2]
-        return b"".join(
-            event + b"\n\n" for event in events.split(b"\n\n") if event and self._passes(event)
-        )
+        passing = [each for each in events.split(b"\n\n") if each and self._passes(each)]
+        if self._says_flex:
+            passing = [said_flex(each) for each in passing]
+        return b"".join(each + b"\n\n" for each in passing)
 
     def rest(self) -> bytes:
         """What is left when the answer has ended: of a stream, an event without its end."""
         if self._is_stream:
             return bytes(self._unread)
-        if not self._is_too_long:
-            self._usage = usage_of(bytes(self._unread))
-        return b""
+        if self._is_too_long:
+            return b""
+        whole = bytes(self._unread)
+        self._usage = usage_of(whole)
+        return said_flex(whole) if self._says_flex else b""
 
     @property
     def usage(self) -> TokenUsage:

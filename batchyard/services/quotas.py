@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from batchyard.store import Quota
+from batchyard.store import Quota, WhenFull
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -27,6 +27,7 @@ def default_quota(services: Services) -> Quota:
         max_enqueued_tokens=quota.enqueued_tokens,
         max_stored_bytes=quota.stored_bytes,
         max_live_requests=quota.live_requests,
+        when_full=WhenFull(quota.when_full),
     )
 
 

@@ -60,7 +60,7 @@ from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, Holder, NewKe
 from batchyard.store.tenant.idempotency import NEW_FILES, Idempotency, IdempotencyKey
 from batchyard.store.tenant.lengths import FORGOTTEN_SECONDS, LearnedLengths
 from batchyard.store.tenant.sessions import Sessions
-from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage
+from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage, WhenFull
 from batchyard.store.tenant.usage import LiveUse, UsageRecord, UsageTotal
 from batchyard.store.upload.uploads import Uploads
 from batchyard.store.webhook.endpoints import WebhookEndpoints
@@ -158,6 +158,7 @@ __all__ = [
     "Waiting",
     "WebhookEndpointRecord",
     "WebhookEndpoints",
+    "WhenFull",
     "act_as",
     "acting_as",
     "connection_limits",

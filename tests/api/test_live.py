@@ -24,6 +24,7 @@ from batchyard.errors import StoreUnavailable
 from batchyard.locations.location import parse_location
 from batchyard.metrics import metric_families as families
 from batchyard.runner import hours_watch
+from batchyard.runner.live import live_server
 from batchyard.runner.run import Runner
 from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
 from batchyard.services import patience
@@ -566,10 +567,11 @@ async def test_a_body_may_be_as_large_as_a_line_and_no_larger(api: Api, live: Li
     assert done.choices[0].text
 
 
-async def test_the_program_of_the_page_prints_an_answer(
-    api: Api, services: Services, tmp_path: Path
+@pytest.mark.parametrize(("name", "words"), [("sdk", 3), ("flex", 1)])
+async def test_the_programs_of_the_page_print_an_answer(
+    api: Api, services: Services, tmp_path: Path, name: str, words: int
 ) -> None:
-    program = replaced(block("docs/how-to/serve-live.md", "sdk"), {"tiny-chat": MODEL})
+    program = replaced(block("docs/how-to/serve-live.md", name), {"tiny-chat": MODEL})
     environment = os.environ | {"OPENAI_BASE_URL": api.url, "OPENAI_API_KEY": api.key}
     async with serving(services, tmp_path):
         process = await asyncio.create_subprocess_exec(
@@ -580,7 +582,8 @@ async def test_the_program_of_the_page_prints_an_answer(
             stdout=asyncio.subprocess.PIPE,
         )
         said, _ = await process.communicate()
-    assert len(said.split()) > 2
+    assert len(said.split()) >= words
+    assert name == "sdk" or said.split() == [b"flex"]
 
 
 async def test_a_client_that_does_not_read_gives_its_place_back(
@@ -639,3 +642,31 @@ async def test_a_client_that_leaves_before_any_answer_ends_its_request_too(
     await asyncio.wait([asking])
     await live.until(lambda: live.counted(families.LIVE_REQUESTS)["left"] == 1)
     assert live.figure(families.LIVE_INFLIGHT) == 0
+
+
+async def test_a_flex_request_waits_for_a_seat_to_spare_and_says_its_tier(
+    api: Api, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert live.runner._live is not None
+    share = live.runner._live._share
+    client = api.async_openai(max_retries=0)
+    share.in_flight += SEATS
+    asked = asyncio.create_task(
+        client.chat.completions.create(model=MODEL, messages=HELLO, service_tier="flex")
+    )
+    done, _ = await asyncio.wait([asked], timeout=1)
+    assert not done
+    share.in_flight -= SEATS
+    answer = await asked
+    assert answer.service_tier == "flex"
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, service_tier="flex", stream=True
+    )
+    assert {event.service_tier async for event in stream} == {"flex"}
+    monkeypatch.setattr(live_server, "_FLEX_SECONDS", 0.3)
+    share.in_flight += SEATS
+    with pytest.raises(openai.RateLimitError) as refused:
+        await client.chat.completions.create(model=MODEL, messages=HELLO, service_tier="flex")
+    share.in_flight -= SEATS
+    assert refused.value.code == "resource_unavailable"
+    assert share.flex == 0

@@ -221,6 +221,33 @@ async def test_a_line_that_is_not_finished_and_one_that_is_unknown_have_two_answ
     assert line["response"]["status_code"] == 200
 
 
+async def test_what_each_line_used_is_read_by_its_tenant_when_the_batch_has_ended(
+    api: Api, yard: Yard
+) -> None:
+    asked = [chat_line(f"id-{n}") for n in range(3)]
+    batch_id = await yard.prepared(asked, tenant="one", ledger=True)
+
+    def read(key: str | None = None) -> httpx.Response:
+        with api.http(key) as client:
+            return client.get(f"/batches/{batch_id}/ledger")
+
+    early = read()
+    assert (early.status_code, early.json()["error"]["code"]) == (404, "result_not_ready")
+    batch = await yard.finish(batch_id)
+    answer = check(api, "/v1/batches/{batch_id}/ledger", "GET", {"batch_id": batch_id})
+    rows = [json.loads(line) for line in answer.text.splitlines()]
+    assert [row["custom_id"] for row in rows] == ["id-0", "id-1", "id-2"]
+    assert sum(row["total_tokens"] for row in rows) == batch.total_tokens
+    assert read(api.other_key).status_code == 404
+
+
+async def test_a_batch_without_a_ledger_has_none(api: Api, yard: Yard) -> None:
+    batch_id = await running(yard)
+    with api.http() as client:
+        answer = client.get(f"/batches/{batch_id}/ledger")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_ledger")
+
+
 async def test_deleted_results_have_a_clear_answer(api: Api, yard: Yard) -> None:
     batch_id = await running(yard, 2)
     batch = await yard.finish(batch_id)

@@ -25,6 +25,7 @@ ALIASES = {"resume": "unpause", "quota": "tenants quota", "email": "tenants emai
 WITHOUT_JSON = {
     "run": "its answers are a file, and its other options are vLLM's",
     "results": "its lines are JSON already",
+    "ledger": "it prints JSON lines",
     "deliveries show": "it prints JSON already",
     "webhooks show": "it prints JSON already",
     "webhooks update": "it prints JSON already",

@@ -64,6 +64,27 @@ def test_the_answers_go_to_standard_output(alone: Run, ran: Callable[..., str]) 
     assert ids(ended.stdout) == ["id-0", "id-1", "id-2"]
 
 
+def test_a_ledger_says_what_each_line_used(alone: Run, tmp_path: Path) -> None:
+    async def work(services: Services) -> str:
+        yard = Yard(services, tmp_path, StubEngine())
+        yard.use(StubEngine())
+        return (await yard.run([chat_line("a"), chat_line("b")], ledger=True)).id
+
+    batch_id = with_services(work)
+    command = replaced(block("docs/how-to/accounts.md", "ledger"), {"batch_abc123": batch_id})
+    ended = alone(*words_of(command))
+    assert (ended.status, ended.stderr) == (0, "")
+    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [row["custom_id"] for row in rows] == ["a", "b"]
+    assert all(row["total_tokens"] for row in rows)
+
+
+def test_a_batch_without_a_ledger_says_so(alone: Run, ran: Callable[..., str]) -> None:
+    ended = alone("ledger", ran())
+    assert (ended.status, ended.stdout) == (1, "")
+    assert "was not created with `ledger`" in ended.stderr
+
+
 def test_failed_lines_are_pointed_at(alone: Run, ran: Callable[..., str]) -> None:
     batch_id = ran("one", "refused", "three")
     ended = alone("results", batch_id)

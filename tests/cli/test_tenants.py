@@ -64,6 +64,7 @@ def test_all_tenants_are_listed_with_their_use_limits_keys_and_addresses(
             "max_enqueued_tokens": 5000,
             "max_live_requests": 0,
             "max_stored_bytes": None,
+            "when_full": "refuse",
         },
         "keys": 0,
         "notify_email": "me@example.com",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.batch.responses import ResponseStatus
+from batchyard.batch.responses import ResponseStatus, answered_object
 from batchyard.control import response_groups
 from batchyard.control.response_groups import ResponseGroups
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
@@ -283,3 +284,32 @@ async def test_a_batch_that_cannot_be_read_keeps_no_other_waiting(
     assert sorted(ended) == [False, True]
     await groups.look()
     assert not await yard.services.store.responses.are_open()
+
+
+async def test_flex_responses_are_a_background_batch_of_their_own(yard: Yard) -> None:
+    """They run when nothing else wants the engine, and their window is a day."""
+    flex = await accept(yard, "may wait", service_tier="flex")
+    await accept(yard, "soon")
+    both = {"service_tier": "flex", "background_options": {"completion_window": "2h"}}
+    promised = await accept(yard, "in two hours", **both)
+    await collected(yard)
+    windows = {
+        each.id: (await yard.services.store.batches.get(each.batch_id or "")).completion_window
+        for each in [await state(yard, one) for one in (flex, promised)]
+    }
+    assert windows == {flex: "background", promised: "2h"}
+    assert len(await batches(yard)) == 3
+    batch = await yard.services.store.batches.get((await state(yard, flex)).batch_id or "")
+    assert batch.expires_at - batch.created_at <= 86400
+    tiers = [
+        json.loads((await state(yard, each)).given)["service_tier"] for each in (flex, promised)
+    ]
+    assert tiers == ["flex", "default"]
+
+
+async def test_a_response_that_ended_has_the_tier_that_it_had(yard: Yard) -> None:
+    flex = await accept(yard, "may wait", service_tier="flex")
+    given = json.loads((await state(yard, flex)).given)
+    line = b'{"custom_id":"x","response":{"status_code":200,"body":{"service_tier":"auto"}}}'
+    done = answered_object(given, line, ResponseStatus.COMPLETED, created_at=1.0, ended_at=2)
+    assert done["service_tier"] == "flex"

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from batchyard.engine import live_answers
-from batchyard.engine.live_answers import AnswerMeter, asking_for_usage, hides_usage
+from batchyard.engine.live_answers import (
+    AnswerMeter,
+    asking_for_usage,
+    hides_usage,
+    is_flex,
+    said_flex,
+)
 from batchyard.wire import NO_USAGE
 
 CHAT = "/v1/chat/completions"
@@ -138,3 +144,69 @@ def test_an_answer_that_is_too_long_to_be_kept_is_passed_on_uncounted(
     assert long.usage == NO_USAGE
     with pytest.raises(ValueError, match="too long"):
         meter().feed(b"data: " + b"x" * 100)
+
+
+@pytest.mark.parametrize(
+    ("path", "tier", "waits"),
+    [
+        (CHAT, "flex", True),
+        ("/v1/responses", "flex", True),
+        (CHAT, "auto", False),
+        (CHAT, None, False),
+        (CHAT, ["flex"], False),
+        ("/v1/embeddings", "flex", False),
+        ("/v1/messages", "flex", False),
+    ],
+)
+def test_a_request_may_wait_where_openai_has_tiers(path: str, tier: Any, waits: bool) -> None:
+    assert is_flex(path, {"service_tier": tier}) is waits
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b'{"id": "a"} \n', {"id": "a", "service_tier": "flex"}),
+        (b'{"service_tier":null,"id":"a"}', {"id": "a", "service_tier": "flex"}),
+        (b'{"service_tier":"default"}', {"service_tier": "default"}),
+        (b"{ }", {"service_tier": "flex"}),
+        (b"[1]", [1]),
+        (b'{"a": "\\"service_tier\\":null"}', {"a": '"service_tier":null', "service_tier": "flex"}),
+    ],
+)
+def test_an_answer_says_which_tier_was_used_once(answer: bytes, said: Any) -> None:
+    def as_given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len(dict(pairs)) == len(pairs)
+        return dict(pairs)
+
+    assert json.loads(said_flex(answer), object_pairs_hook=as_given) == said
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_a_flex_answer_is_passed_on_whole_with_its_tier(size: int) -> None:
+    made = AnswerMeter(request_bytes=4, hide_usage=False, says_flex=True)
+    made.begin(is_stream=False)
+    whole = json.dumps({"usage": USAGE, "choices": []}).encode()
+    passed = b"".join(made.feed(whole[at : at + size]) for at in range(0, len(whole), size))
+    passed += made.rest()
+    assert json.loads(passed) == {"usage": USAGE, "choices": [], "service_tier": "flex"}
+    assert made.usage.total_tokens == 10
+
+
+def test_a_flex_answer_that_is_too_long_to_be_kept_is_passed_on_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_answers, "MAX_KEPT_BYTES", 10)
+    made = AnswerMeter(request_bytes=4, hide_usage=False, says_flex=True)
+    made.begin(is_stream=False)
+    pieces = [b"12345", b"67890", b"abc", b"def"]
+    assert b"".join(map(made.feed, pieces)) + made.rest() == b"".join(pieces)
+
+
+def test_each_event_of_a_flex_stream_says_its_tier() -> None:
+    made = AnswerMeter(request_bytes=4, hide_usage=True, says_flex=True)
+    made.begin(is_stream=True)
+    first, second, end = made.feed(WORD * 2 + LAST + DONE).strip().split(b"\n\n")
+    for each in (first, second):
+        said = json.loads(each.removeprefix(b"data: "))
+        assert (said["service_tier"], len(said["choices"])) == ("flex", 1)
+    assert end == DONE.strip()

@@ -148,3 +148,22 @@ async def test_a_kept_promise_does_not() -> None:
     await asyncio.sleep(0.1)
     share.left()
     assert share.gate.controller.share(asyncio.get_running_loop().time()) >= before
+
+
+@pytest.mark.parametrize(
+    ("live", "flex", "may"),
+    [(0, 0, True), (0, 6, True), (0, 7, False), (3, 3, True), (3, 4, False)],
+)
+def test_a_request_that_may_wait_leaves_seats_to_others(live: int, flex: int, may: bool) -> None:
+    """Of eight seats two are kept from batches, and one of these from it."""
+    share = LiveShare(StubEngine("m", max_num_seqs=8), LivePromise())
+    share.in_flight, share.flex = live, flex
+    assert share.has_seat_to_spare is may
+
+
+async def test_it_goes_beside_a_batch_that_has_all_that_it_may_have() -> None:
+    async with running(8, 0) as (share, batch):
+        await until(lambda: batch.in_flight == 6)
+        assert share.has_seat_to_spare
+        share.flex = 1
+        assert not share.has_seat_to_spare

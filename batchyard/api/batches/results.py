@@ -1,4 +1,4 @@
-"""``/batches/{batch_id}/results``: the result lines of a batch, while it runs and afterwards."""
+"""``/batches/{batch_id}/results`` and ``/ledger``: the lines of a batch, and what they used."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from batchyard.api.http.pages import limit_schema, read_paging
 from batchyard.api.http.route import HEADERS, Route
 from batchyard.errors import RequestRefused
 from batchyard.files.cursor import Order, parse_cursor
+from batchyard.files.read_ledger import ledger_blocks
 from batchyard.files.read_results import BOTH, ResultsReader
 from batchyard.results.results import Outcome
 
@@ -37,7 +38,7 @@ _KINDS: Final = {
     "output": frozenset({Outcome.OUTPUT}),
     "error": frozenset({Outcome.ERROR}),
 }
-_NOT_FOUND: Final = {"result_not_ready", "custom_id_not_found", "results_gone"}
+_NOT_FOUND: Final = {"result_not_ready", "custom_id_not_found", "results_gone", "no_ledger"}
 
 _PAGE: Final[dict[str, Any]] = {
     "description": "JSON Lines: the lines that the output file and the error file have, or will "
@@ -54,6 +55,12 @@ _PAGE: Final[dict[str, Any]] = {
             "schema": {"type": "string", "enum": ["true", "false"]},
         },
     },
+    "content": {_JSONL: {"schema": {"type": "string"}}},
+}
+_LEDGER: Final[dict[str, Any]] = {
+    "description": "JSON Lines, with `line`, `custom_id`, `stage`, `endpoint`, `model`, `status`, "
+    "`error`, tokens, `deduplicated`, `cost` and `currency`.",
+    "headers": HEADERS,
     "content": {_JSONL: {"schema": {"type": "string"}}},
 }
 _LINE: Final[dict[str, Any]] = {
@@ -154,6 +161,26 @@ async def retrieve_result(
     return Response(
         found.line, media_type="application/json", headers={"cache-control": "no-store"}
     )
+
+
+@router.get(
+    "/{batch_id}/ledger",
+    summary="Read what each line used and cost",
+    response_class=StreamingResponse,
+    responses={200: _LEDGER},
+)
+async def read_ledger(batch_id: str, caller: Authenticated) -> Response:
+    """A row for each line of a batch that has ended and was created with `ledger`.
+
+    The rows are in the order of the input; with `then`, those of one stage after the other. The
+    sums over all rows are the batch's `usage` and its cost: what no line used is a last row
+    without `line`.
+    """
+    services = caller.services
+    batch = await services.store.batches.get(batch_id, caller.tenant)
+    with _as_results_say():
+        rows = await begun(ledger_blocks(services, batch))
+    return StreamingResponse(rows, media_type=_JSONL, headers={"cache-control": "no-store"})
 
 
 def _headers(after: str, *, has_more: bool) -> dict[str, str]:

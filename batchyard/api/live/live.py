@@ -22,7 +22,7 @@ from batchyard.api.http.route import HEADERS, Route, may_refuse
 from batchyard.api.live.live_engines import LiveDirectory
 from batchyard.api.live.live_exchange import LiveExchange, LiveRequest, unavailable
 from batchyard.batch.responses import ENDPOINT as RESPONSES
-from batchyard.engine.live_answers import asking_for_usage, hides_usage
+from batchyard.engine.live_answers import asking_for_usage, hides_usage, is_flex
 from batchyard.engine.middleware.cache_salt import spliced
 from batchyard.lines.endpoints import COUNT_TOKENS, LIVE
 from batchyard.logs.printable import printable
@@ -142,6 +142,7 @@ async def _checked(request: Request, caller: Caller, raw: bytes | None) -> LiveR
         tenant=caller.tenant,
         body=data,
         hides_usage=hides and data is not raw,
+        is_flex=is_flex(path, body),
         request_id=request.state.request_id,
         timeout_seconds=settings.request_timeout_seconds,
     )

@@ -21,7 +21,12 @@ from batchyard.api.http.api_error import INVALID_REQUEST, ApiError
 from batchyard.api.http.errors import SERVER_ERROR
 from batchyard.api.http.message_errors import is_for_messages, message_error
 from batchyard.api.live.live_engines import session_to
-from batchyard.engine.live_answers import HIDE_USAGE_HEADER, RETRY_AFTER_SECONDS, TENANT_HEADER
+from batchyard.engine.live_answers import (
+    FLEX_HEADER,
+    HIDE_USAGE_HEADER,
+    RETRY_AFTER_SECONDS,
+    TENANT_HEADER,
+)
 from batchyard.logs import event_logger
 from batchyard.processes.beside import beside
 
@@ -54,6 +59,7 @@ class LiveRequest:
     tenant: str
     body: bytes
     hides_usage: bool
+    is_flex: bool
     request_id: str
     timeout_seconds: float
 
@@ -66,6 +72,7 @@ class LiveRequest:
             # A tenant's name may have any character.
             TENANT_HEADER: quote(self.tenant, safe=""),
         }
+        headers |= {FLEX_HEADER: "1"} if self.is_flex else {}
         return headers | ({HIDE_USAGE_HEADER: "1"} if self.hides_usage else {})
 
 

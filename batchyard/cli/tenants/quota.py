@@ -11,6 +11,7 @@ import typer
 from batchyard.cli.terminal.as_json import OBJECT, print_object
 from batchyard.cli.terminal.offline import offline_services
 from batchyard.services.quotas import default_quota
+from batchyard.store import WhenFull
 
 if TYPE_CHECKING:
     from batchyard.store import Quota
@@ -38,6 +39,14 @@ def quota(
             help="Live requests in flight, in each process of the API; 0 refuses them. " + _HELP,
         ),
     ] = None,
+    when_full: Annotated[
+        str | None,
+        typer.Option(
+            metavar="wait|refuse|none",
+            help="What becomes of a batch for whose requests or tokens there is no room: it waits "
+            "until earlier ones are done, or it fails. none: the default of the settings.",
+        ),
+    ] = None,
     as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Set limits of a tenant, and show its usage and limits."""
@@ -48,9 +57,11 @@ def quota(
         "max_stored_bytes": ("--stored-bytes", stored_bytes),
         "max_live_requests": ("--live-requests", live_requests),
     }
-    changes = {
+    changes: dict[str, Any] = {
         name: _limit(option, text) for name, (option, text) in given.items() if text is not None
     }
+    if when_full is not None:
+        changes["when_full"] = _when_full(when_full)
     asyncio.run(_quota(tenant, changes, as_json))
 
 
@@ -62,6 +73,16 @@ def _limit(option: str, text: str) -> int | None:
     if not (is_number and int(text) <= _MOST):
         raise typer.BadParameter(f"{text} is neither a number nor none.", param_hint=option)
     return int(text)
+
+
+def _when_full(text: str) -> WhenFull | None:
+    if text == "none":
+        return None
+    if text not in list(WhenFull):
+        raise typer.BadParameter(
+            f"{text} is neither wait nor refuse nor none.", param_hint="--when-full"
+        )
+    return WhenFull(text)
 
 
 async def _quota(tenant: str, changes: dict[str, Any], as_json: bool) -> None:
@@ -80,6 +101,8 @@ async def _quota(tenant: str, changes: dict[str, Any], as_json: bool) -> None:
     for name, used in usage.items():
         limit = _limit_words(own, name, limits[f"max_{name}"])
         typer.echo(f"{name.replace('_', ' '):<20}{used:>20,}{limit}")
+    default = "" if own.when_full else "  (default)"
+    typer.echo(f"{'when full':<20}{'-':>20}{limits['when_full']:>20}{default}")
     # Each process of the API counts its own, so there is no number of those that are used.
     limit = _limit_words(own, "live_requests", limits["max_live_requests"])
     typer.echo(f"{'live requests':<20}{'-':>20}{limit}")

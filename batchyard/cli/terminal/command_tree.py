@@ -33,6 +33,7 @@ _OURS: Final = {
     "logs": "batches.logs:logs",
     "models": "operate.list_models:models",
     "results": "batches.results:results",
+    "ledger": "batches.ledger:ledger",
     "cancel": "batches.cancel:cancel",
     "pause": "batches.steer:pause",
     "unpause": "batches.steer:unpause",

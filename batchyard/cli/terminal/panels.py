@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PANELS: Final = {
-    "Run batches": ("run", "estimate", "submit", "retry", "results"),
+    "Run batches": ("run", "estimate", "submit", "retry", "results", "ledger"),
     "Watch": ("list", "show", "watch", "logs", "models"),
     "Operate": (
         *("cancel", "pause", "unpause", "priority"),

@@ -153,6 +153,8 @@ def _batch_of(chain: BatchRecord, stage: Stage) -> NewBatch:
         mixed_models=False,
         models=(model,) if model else (),
         error_threshold=None,
+        # That of the chain has the lines of its parts.
+        ledger=False,
         urls={},
         parts=(),
         # They are known when it is planned.

@@ -22,9 +22,11 @@ import aiohttp
 from aiohttp import web
 
 from batchyard.engine.live_answers import (
+    FLEX_HEADER,
     HIDE_USAGE_HEADER,
     RETRY_AFTER_SECONDS,
     TENANT_HEADER,
+    USAGE_ON_REQUEST,
     AnswerMeter,
 )
 from batchyard.engine.vllm.vllm import is_healthy, private_folder
@@ -69,6 +71,9 @@ _END_SECONDS: Final = 1.0
 _AFTERMATH_SECONDS: Final = 10.0
 _HEALTH_SECONDS: Final = 5.0
 _READ_BYTES: Final = 1 << 18
+_FLEX_SECONDS: Final = 300.0
+"""How long a request that may wait does so at most: half of the time that OpenAI's SDKs have."""
+_FLEX_LOOK_SECONDS: Final = 0.25
 
 
 class _ApiLeft(Exception):
@@ -162,7 +167,7 @@ class LiveRequests:
     @property
     def in_flight(self) -> int:
         """Live requests that are here now."""
-        return self._share.in_flight
+        return self._share.in_flight + self._share.flex
 
     def join(self, window: Quiet) -> Gate:
         """What each request of a batch waits for from now on."""
@@ -238,12 +243,31 @@ class LiveRequests:
         server = self._engine.live_server
         if server is None or not self._has_room:
             return _not_taken()
+        if FLEX_HEADER in request.headers:
+            return await self._serve_patient(request, server)
         self._share.came()
         try:
             return await self._pass_on(request, server)
         finally:
             self.last_at = time.monotonic()
             self._share.left()
+
+    async def _serve_patient(self, request: web.Request, server: LiveServer) -> web.StreamResponse:
+        """Serve a request that waits until the engine has a seat to spare."""
+        share, seconds = self._share, self._services.settings.request_timeout_seconds
+        until = time.monotonic() + min(_FLEX_SECONDS, seconds / 2)
+        while not share.has_seat_to_spare:
+            if time.monotonic() >= until:
+                return _no_seat()
+            await asyncio.sleep(_FLEX_LOOK_SECONDS)
+            if not self._has_room:
+                return _not_taken()
+        share.flex += 1
+        try:
+            return await self._pass_on(request, server)
+        finally:
+            self.last_at = time.monotonic()
+            share.flex -= 1
 
     @property
     def _has_room(self) -> bool:
@@ -254,7 +278,10 @@ class LiveRequests:
         body = await request.read()
         began_at = time.monotonic()
         meter = AnswerMeter(
-            request_bytes=len(body), hide_usage=HIDE_USAGE_HEADER in request.headers
+            request_bytes=len(body),
+            hide_usage=HIDE_USAGE_HEADER in request.headers,
+            # The engine itself says it of a response.
+            says_flex=FLEX_HEADER in request.headers and request.path in USAGE_ON_REQUEST,
         )
         outcome: Outcome | None = Outcome.LEFT
         is_alive = False
@@ -326,7 +353,8 @@ class LiveRequests:
             passed = meter.feed(data)
             if passed:
                 if is_stream:
-                    last_at = self._note_bytes(began_at, last_at)
+                    is_promised = FLEX_HEADER not in request.headers
+                    last_at = self._note_bytes(began_at, last_at, is_promised=is_promised)
                 # Waits while the client does not read, and so does the engine's server.
                 with _leaving_noticed():
                     await response.write(passed)
@@ -335,13 +363,17 @@ class LiveRequests:
                 await response.write(rest)
             await response.write_eof()
 
-    def _note_bytes(self, began_at: float, last_at: float | None) -> float:
-        """Note how long a stream took to begin, or to go on; the moment of now."""
+    def _note_bytes(self, began_at: float, last_at: float | None, *, is_promised: bool) -> float:
+        """Note how long a stream took to begin, or to go on; the moment of now.
+
+        ``is_promised``: an objective is for it too.
+        """
         now = time.monotonic()
         if last_at is None:
             self.counts.first_bytes(now - began_at)
-            self._share.first_bytes(now - began_at)
-        else:
+            if is_promised:
+                self._share.first_bytes(now - began_at)
+        elif is_promised:
             self._share.next_bytes(now - last_at)
         return now
 
@@ -400,6 +432,18 @@ async def _is_well(server: LiveServer) -> bool:
 def _not_taken() -> web.Response:
     """The API offers the request to the model's next engine."""
     return web.Response(status=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
+
+
+def _no_seat() -> web.Response:
+    """As OpenAI answers a flex request for which it has no capacity; its SDKs ask again."""
+    error = {
+        "message": "The engine has no place to spare for a request of the flex tier: ask again "
+        "later, or without 'service_tier'.",
+        "type": "requests",
+        "code": "resource_unavailable",
+    }
+    headers = {"retry-after": str(RETRY_AFTER_SECONDS)}
+    return web.json_response({"error": error}, status=429, headers=headers)
 
 
 def _headers_of(answer: aiohttp.ClientResponse) -> dict[str, str]:

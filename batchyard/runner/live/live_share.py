@@ -35,7 +35,9 @@ class LiveShare:
         if reserve_seats is None and objective is None:
             reserve_seats = seats // SHARE
         self.in_flight = 0
-        """Live requests that are here now."""
+        """Live requests that are here now, without those that may wait."""
+        self.flex = 0
+        """Requests that may wait and are in the engine now. Batches make no room for them."""
         self._controller = ShareController(
             seats, objective=objective, reserve_seats=reserve_seats, live=0.0
         )
@@ -54,6 +56,14 @@ class LiveShare:
         """Note that a request has gone."""
         self.in_flight -= 1
         self._note()
+
+    @property
+    def has_seat_to_spare(self) -> bool:
+        """Whether a request that may wait can go, and others still find seats: half of those that
+        batches leave to live requests."""
+        controller = self._controller
+        taken = self.in_flight + self.flex + controller.sequences
+        return controller.seats - taken > controller.reserve // 2
 
     def first_bytes(self, seconds: float) -> None:
         """A live answer has begun so long after its request."""
@@ -79,7 +89,7 @@ class LiveShare:
         return self._seen()
 
     def _seen(self) -> Observation:
-        over = self.in_flight + self._controller.sequences - self._controller.seats
+        over = self.in_flight + self.flex + self._controller.sequences - self._controller.seats
         # Without a live request only lines of batches wait for a place, which they may.
         waiting = max(0, over) if self.in_flight else 0
         return Observation(self.in_flight, waiting, self._first.take(), self._inter.take())

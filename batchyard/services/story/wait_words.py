@@ -9,12 +9,14 @@ from batchyard.errors import (
     BatchyardError,
     DispatchFailed,
     ObjectNotFound,
+    QueueFull,
     StorageError,
     StorageFull,
     StoreError,
 )
 
 _WORDS: Final[tuple[tuple[type[BatchyardError], str], ...]] = (
+    (QueueFull, "earlier batches fill the tenant's quota"),
     (StorageFull, "the object store has no room"),
     (AccessDenied, "the object store refuses access"),
     (ObjectNotFound, "an object of it is not in the object store"),

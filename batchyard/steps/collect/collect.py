@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from batchyard.batch.chains import stage_file_id
+from batchyard.batch.ledger import Charge
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
 from batchyard.lifecycle import BatchStatus
@@ -19,18 +23,25 @@ from batchyard.lines.framing import custom_id_of, read_lines
 from batchyard.logs import event_logger
 from batchyard.results.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.batch_span import traced
-from batchyard.services.keys import file_key, result_key, results_prefix, stage_prefix
+from batchyard.services.keys import (
+    file_key,
+    result_key,
+    results_prefix,
+    segments_prefix,
+    stage_prefix,
+)
 from batchyard.services.segments.local_copy import local_copy
 from batchyard.services.segments.new_lines import new_segments
 from batchyard.services.services import Progress
+from batchyard.steps.collect.ledger import Charged, ledger_parts
 from batchyard.steps.collect.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import HiddenFor, NewFile
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
-from batchyard.wire import RequestCounts, TokenUsage, result_file_id
+from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
     from pathlib import Path
     from typing import Literal
 
@@ -66,7 +77,7 @@ class Collected:
     output: NewFile | None
     error: NewFile | None
     others: tuple[NewFile, ...]
-    """The answers of the stages before the last, if there are any."""
+    """The answers of the stages before the last, and the ledger, if there are any."""
     counts: RequestCounts
     error_counts: tuple[ErrorCount, ...]
     usage: TokenUsage
@@ -97,9 +108,11 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         os_errors_as_ours(str(services.spool)),
         ResultLines(services.spool, batch.counts.total) as lines,
     ):
+        known: dict[str, None] = {}
+        damaged = []
         # Before it began, lines that are answered already may be there, and are not its own yet.
-        has_begun = batch.in_progress_at is not None
-        damaged = await _add_all_segments(services, batch, prefix, lines) if has_begun else []
+        if batch.in_progress_at is not None:
+            damaged = await _add_all_segments(services, batch, prefix, lines, known)
         errors = (*(batch.errors or ()), *damaged) or None
         counts = lines.counts()
         target = _target(batch.status, counts, may_fail=bool(errors))
@@ -108,12 +121,17 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
             reason = errors[0].message if errors and target is BatchStatus.FAILED else ""
             await _add_unfinished(services, batch, lines, _UNFINISHED[target], reason)
         usage = await services.store.chains.usage(batch_id) if batch.is_parent else lines.usage
+        others = await _write_stages(services, batch, epoch)
+        if batch.options.ledger:
+            ledger, used = await _write_ledger(services, batch, [*known], epoch)
+            # Of a chain the chunks also have lines that ran twice.
+            usage, others = used if batch.is_parent else usage, (*others, *ledger)
         return Collected(
             target=target,
             errors=errors if target is BatchStatus.FAILED else None,
             output=await _write_file(services, batch, lines, Outcome.OUTPUT, epoch),
             error=await _write_file(services, batch, lines, Outcome.ERROR, epoch),
-            others=await _write_stages(services, batch, epoch),
+            others=others,
             counts=counts,
             error_counts=lines.errors.counts(),
             usage=usage,
@@ -132,9 +150,16 @@ def _target(status: BatchStatus, counts: RequestCounts, *, may_fail: bool) -> Ba
 
 
 async def _add_all_segments(
-    services: Services, batch: BatchRecord, prefix: str, lines: ResultLines
+    services: Services,
+    batch: BatchRecord,
+    prefix: str,
+    lines: ResultLines,
+    known: dict[str, None],
 ) -> list[BatchError]:
-    """Add all segments; an error for each that is damaged, or for all that are missing."""
+    """Add all segments; an error for each that is damaged, or for all that are missing.
+
+    ``known`` gets their keys, in the order in which they were added.
+    """
     # Before they are listed: a segment is stored before its lines are counted in its chunk's row.
     counted = (
         await services.store.chains.get(batch.id)
@@ -142,7 +167,6 @@ async def _add_all_segments(
         else await services.store.chunks.summary(batch.id)
     )
     recorded = counted.completed + counted.failed
-    known: set[str] = set()
     for seconds in (0.0, *LISTED_AGAIN_SECONDS):
         await asyncio.sleep(seconds)
         damaged = []
@@ -159,7 +183,7 @@ async def _add_all_segments(
 
 
 async def _add_segments(
-    services: Services, prefix: str, lines: ResultLines, known: set[str]
+    services: Services, prefix: str, lines: ResultLines, known: dict[str, None]
 ) -> AsyncGenerator[str]:
     """Add the segments that are not ``known`` yet, in the order of their keys.
 
@@ -168,7 +192,7 @@ async def _add_segments(
     new = new_segments(services.storage, prefix, known, at_once=_READ_AT_ONCE)
     async with contextlib.aclosing(new) as segments:
         async for key, segment in segments:
-            known.add(key)
+            known[key] = None
             if not await lines.add_segment(segment):
                 yield key
 
@@ -197,9 +221,7 @@ async def _write_stages(services: Services, batch: BatchRecord, epoch: int) -> t
     for stage in range(1, batch.stages + 1):
         with ResultLines(services.spool, batch.counts.total) as lines:
             prefix = stage_prefix(batch.id, stage)
-            async with contextlib.aclosing(
-                _add_segments(services, prefix, lines, set())
-            ) as damaged:
+            async with contextlib.aclosing(_add_segments(services, prefix, lines, {})) as damaged:
                 async for key in damaged:
                     log.error("segment.damaged", key=key)
             name = f"stage{stage}"
@@ -210,6 +232,47 @@ async def _write_stages(services: Services, batch: BatchRecord, epoch: int) -> t
         if file is not None:
             files.append(file.model_copy(update={"hidden_for": HiddenFor.CHAIN}))
     return tuple(files)
+
+
+async def _write_ledger(
+    services: Services, batch: BatchRecord, keys: Sequence[str], epoch: int
+) -> tuple[tuple[NewFile, ...], TokenUsage]:
+    """What each line used and cost, and the tokens of all of them.
+
+    ``keys``: the segments of the results, which are those of a batch with one stage.
+    """
+    used: list[TokenUsage] = []
+    charged = await _charged(services, batch, keys)
+    rows = ledger_parts(services.storage, services.spool, batch.counts.total, charged, used.append)
+    async with contextlib.aclosing(rows):
+        file_id = result_file_id(batch.id, "ledger")
+        file = await _write_lines(services, batch, rows, file_id, "ledger", epoch=epoch)
+    hidden = () if file is None else (file.model_copy(update={"hidden_for": HiddenFor.LEDGER}),)
+    return hidden, functools.reduce(TokenUsage.plus, used, NO_USAGE)
+
+
+async def _charged(
+    services: Services, batch: BatchRecord, keys: Sequence[str]
+) -> list[list[Charged]]:
+    """By stage: what is charged for."""
+    store, prices = services.store, services.store.usage.prices
+    # A batch that was created without an endpoint may have lines of one only.
+    endpoint, *others = batch.options.fields or [batch.endpoint]
+    first = Charge(1, batch.endpoint if others else endpoint, batch.model, prices)
+    if not batch.is_parent:
+        return [[Charged(keys, first)]]
+
+    async def keys_of(batch_id: str) -> list[str]:
+        return [key async for key in services.storage.list(segments_prefix(batch_id))]
+
+    further = await store.chains.stages_of(batch)
+    charged = [[Charged(await keys_of(batch.id), first)], *([] for _ in further)]
+    for part in await store.chains.parts(batch.id):
+        stage = further[part.stage - 1]
+        charge = Charge(part.stage + 1, stage.endpoint, stage.model or batch.model, prices)
+        ordinals = np.frombuffer(part.ordinals, dtype="<u4")
+        charged[part.stage].append(Charged(await keys_of(part.batch_id), charge, ordinals))
+    return charged
 
 
 async def _write_file(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from batchyard.services.segments.segment_headers import Headers
+
 _RUN_BYTES: Final = 8 * 1024**2
 """The least size of a run."""
 _READ_BYTES: Final = 64 * 1024
@@ -127,11 +129,14 @@ class ResultLines:
     def _add_segment(self, segment: bytes) -> bool:
         found = decode_headers(segment, len(self._has_line))
         new = found.pick(self._is_new(found.headers["ordinal"]))
+        self._count(new)
+        self._take(new.headers["ordinal"], new.headers["outcome"], new.lines())
+        return found.is_whole
+
+    def _count(self, new: Headers) -> None:
         counts = new.headers["usage"].sum(axis=0, dtype=np.uint64)
         self.usage = self.usage.plus(TokenUsage(*counts.tolist()))
         self.copies += int(np.count_nonzero(new.is_copy))
-        self._take(new.headers["ordinal"], new.headers["outcome"], new.lines())
-        return found.is_whole
 
     def _is_new(self, ordinals: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
         """For each of these, whether it has no line yet and does not stand here before."""

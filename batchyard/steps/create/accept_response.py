@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from batchyard.batch.responses import ENDPOINT, SOONEST, WINDOWS, given_object
+from batchyard.batch.responses import ENDPOINT, FLEX, SOONEST, WINDOWS, given_object
 from batchyard.errors import InputRefused, RequestRefused
 from batchyard.lines.lines import Validator
 from batchyard.lines.prompt import expected_output_tokens, prompt_key
@@ -47,6 +47,8 @@ async def accept_response(services: Services, tenant: str, body: dict[str, Any])
     :class:`~batchyard.errors.WindowUnattainable`. Whether the model is offered is not asked.
     """
     window = window_of(body)
+    if window == SOONEST and body.get("service_tier") == FLEX:
+        window = FLEX
     _refuse_impossible(body)
     response_id = new_response_id()
     line_body = {name: value for name, value in body.items() if name not in _OURS}
@@ -58,8 +60,8 @@ async def accept_response(services: Services, tenant: str, body: dict[str, Any])
         tenant=tenant,
         model=body["model"],
         completion_window=window,
-        window_seconds=WINDOWS[window],
-        given=msgspec.json.encode(given_object(response_id, body)),
+        window_seconds=WINDOWS[SOONEST if window == FLEX else window],
+        given=msgspec.json.encode(given_object(response_id, body, window=window)),
         token_estimate=_token_estimate(line_body),
         line=line,
     )
@@ -161,5 +163,6 @@ async def _check_backlog(services: Services, new: NewResponse) -> None:
         0,
         now,
         float(new.token_estimate),
+        is_background=new.completion_window == FLEX,
     )
     await check_window(services, work, new.completion_window)

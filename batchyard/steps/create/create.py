@@ -70,6 +70,7 @@ class BatchRequest:
     told when the batch has ended: the ``receivers``, each a URL by its channel and always as a
     client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
+    ``ledger``: what each line used and cost is kept beside the results.
     ``message_requests``: it is a Message Batch with so many requests; None: it is not.
     ``on_invalid``: what bad lines do, an :class:`~batchyard.batch.batch_options.OnInvalid`.
     ``validation``: how much of each line is checked, a :class:`.Validation`.
@@ -98,6 +99,7 @@ class BatchRequest:
     notify_email: str | None = None
     public_urls: bool = False
     deduplicate: bool = False
+    ledger: bool = False
     message_requests: int | None = None
     on_invalid: str = OnInvalid.FAIL
     validation: str = Validation.BASIC
@@ -255,6 +257,7 @@ def _options(
         models=request.models,
         public_urls=request.public_urls,
         deduplicate=request.deduplicate,
+        ledger=request.ledger or settings.ledger,
         on_invalid=OnInvalid(request.on_invalid),
         validation=Validation(request.validation),
         any_body=request.any_body,

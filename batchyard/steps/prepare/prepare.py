@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch.batch_options import OnInvalid
 from batchyard.batch_error import BatchError
-from batchyard.errors import DispatchFailed, InputRefused, LeaseLost, ModelNotFound
+from batchyard.errors import DispatchFailed, InputRefused, LeaseLost, ModelNotFound, QueueFull
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines.earlier import MOST_EARLIER_BYTES
 from batchyard.lines.rules import Rules
@@ -201,7 +201,8 @@ class Preparation:
         """Store the plan, move the batch to ``in_progress`` with its chunks.
 
         Raises :class:`~batchyard.errors.QuotaExceeded`,
-        :class:`~batchyard.errors.WindowUnattainable` and :class:`~batchyard.errors.LeaseLost`.
+        :class:`~batchyard.errors.WindowUnattainable` and :class:`~batchyard.errors.LeaseLost`, and
+        :class:`~batchyard.errors.QueueFull` where the batch waits for room in its tenant's quota.
         """
         services, batch = self._services, self._batch
         validated = self._validated
@@ -216,8 +217,22 @@ class Preparation:
         if validated.left_out is not None:
             await self._check_lease()
             await validated.left_out.store(services, batch.id)
+        try:
+            await self._begin(prepared)
+        except QueueFull:
+            await services.store.batches.await_room(
+                batch.id,
+                requests=validated.requests - validated.refused - batch.options.kept.requests,
+                tokens=sum(chunk.token_estimate for chunk in prepared.plan.chunks),
+                epoch=self._epoch,
+            )
+            raise
+        return prepared
+
+    async def _begin(self, prepared: Prepared) -> None:
+        services, validated = self._services, self._validated
         await services.store.batches.begin(
-            batch.id,
+            self._batch.id,
             model=prepared.model,
             adapters=validated.adapters,
             fields=validated.fields,
@@ -229,7 +244,6 @@ class Preparation:
             refused=validated.refused,
             quota=default_quota(services),
         )
-        return prepared
 
     async def _write_plan(self, model: str | None) -> PlanSummary:
         if model is None:

@@ -290,7 +290,8 @@ class Batches(Aggregate):
         what its prompts begin with, ``refused`` how many lines of ``total`` are bad, with their
         error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own;
         what its tenant does not see was accepted before. Raises
-        :class:`~batchyard.errors.QuotaExceeded`.
+        :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.QueueFull` where
+        the batch is to wait: then call :meth:`await_room`.
         """
         tokens = sum(chunk.token_estimate for chunk in chunks)
         await move_batch(
@@ -302,6 +303,7 @@ class Batches(Aggregate):
             total=total,
             plan_key=plan_key,
             token_estimate=tokens,
+            awaited_requests=None,
             length_classes=length_classes or None,
         )
         record = await load_batch(connection, batch_id)
@@ -327,6 +329,7 @@ class Batches(Aggregate):
                 quota,
                 requests=total - refused - kept.requests,
                 tokens=tokens,
+                batch_id=batch_id,
             )
         await insert_chunks(
             connection,
@@ -338,6 +341,27 @@ class Batches(Aggregate):
         )
         await insert_roots(connection, batch_id, roots)
         return record
+
+    @writes
+    async def await_room(
+        self,
+        connection: AsyncConnection,
+        batch_id: str,
+        *,
+        requests: int,
+        tokens: int,
+        epoch: int,
+    ) -> None:
+        """Record that a batch which is validating waits until its tenant's quota has room for it.
+
+        Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.
+        """
+        await check_epoch(connection, batch_id, epoch)
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id, BATCHES.c.status == BatchStatus.VALIDATING)
+            .values(awaited_requests=requests, token_estimate=tokens)
+        )
 
     @writes
     async def fail(

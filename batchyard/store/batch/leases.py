@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, bindparam, func, or_, select, true, tuple_, update
+from sqlalchemy import and_, bindparam, func, or_, select, tuple_, update
 
 from batchyard.database.aggregate import Aggregate, reads, writes
 from batchyard.database.clock import clock
@@ -19,7 +19,7 @@ from batchyard.database.leasing import (
     renewed,
 )
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
-from batchyard.store.tables.batch import BATCHES, IS_PARENT, has_no_owner
+from batchyard.store.tables.batch import AWAITS_ROOM, BATCHES, IS_PARENT, has_no_owner, waits_behind
 from batchyard.store.tables.chain import CHAIN_IS_OPEN, CHAINS
 from batchyard.store.tables.chunk import CHUNKS, IS_OPEN
 from batchyard.store.turns.order import is_small_file, read_queue_entries, turns_of_batches
@@ -214,7 +214,8 @@ def _one_free_batch(batch_id: str, *, with_expired: bool) -> Select[Any]:
 def _is_wanted(
     without_tenants: Collection[str], without_parents: bool, without_parents_of: Collection[str]
 ) -> ColumnElement[bool]:
-    wanted: ColumnElement[bool] = true()
+    # Of those that wait for room in the queue, the first of each tenant looks whether there is.
+    wanted: ColumnElement[bool] = or_(~AWAITS_ROOM, ~waits_behind(BATCHES))
     if without_tenants:
         wanted = and_(wanted, BATCHES.c.tenant.not_in(sorted(without_tenants)))
     is_no_parent = ~IS_PARENT

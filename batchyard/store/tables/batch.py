@@ -18,6 +18,7 @@ from sqlalchemy import (
     Index,
     Text,
     and_,
+    exists,
     literal_column,
     or_,
 )
@@ -185,7 +186,10 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
     plan_key: str | None
     flow_run_id: str | None
     token_estimate: int = Field(default=0, sa_type=BigInteger)
-    """Tokens of all its requests, prompts and answers; 0 until it is planned."""
+    """Tokens of all its requests, prompts and answers; 0 until it was planned once."""
+    awaited_requests: int | None = Field(default=None, sa_type=BigInteger)
+    """It waits, ``validating``, until its tenant's quota has room for so many requests, and for the
+    tokens of ``token_estimate``. None: it does not wait for that."""
     deduplicated_requests: int = Field(default=0, sa_type=BigInteger)
     """Requests with another one's answer; zero until the end."""
     cost: int | None = Field(sa_type=BigInteger)
@@ -222,6 +226,15 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
                 for kind, why in (self.undelivered or {}).items()
             ]
             return tuple(found)
+        if self.awaited_requests is not None and self.status is BatchStatus.VALIDATING:
+            message = (
+                "It waits until its tenant's quota has room for its "
+                f"{self.awaited_requests:,} requests and {self.token_estimate:,} tokens. Batches "
+                "that were created before it go first."
+            )
+            found.append(
+                BatchWarning(code="waits_for_quota", message=message, param="input_file_id")
+            )
         for kind, facts in self.options.urls.items():
             expires_at, eta_at = facts.expires_at, self.eta_at
             if expires_at is not None and eta_at is not None and expires_at <= eta_at:
@@ -352,6 +365,10 @@ Index(
     sqlite_where=IS_IN_PROGRESS,
     postgresql_where=IS_IN_PROGRESS,
 )
+AWAITS_ROOM: ColumnElement[bool] = and_(
+    BATCHES.c.status == literal_column("'validating'"), BATCHES.c.awaited_requests.is_not(None)
+)
+"""Its tenant's quota had no room for it when it was to begin."""
 IS_MESSAGE_BATCH: ColumnElement[bool] = BATCHES.c.message_requests.is_not(None)
 Index(
     "ix_batches_messages",
@@ -385,6 +402,21 @@ def seen_by(tenant: str) -> ColumnElement[bool]:
     return and_(BATCHES.c.tenant == tenant, BATCHES.c.hidden_for.is_(None))
 
 
+def waits_behind(table: FromClause) -> ColumnElement[bool]:
+    """Whether another batch of its tenant, created before it, waits for room in the queue."""
+    first = BATCHES.alias("first")
+    is_earlier = or_(
+        first.c.created_at < table.c.created_at,
+        and_(first.c.created_at == table.c.created_at, first.c.id < table.c.id),
+    )
+    return exists().where(
+        first.c.tenant == table.c.tenant,
+        first.c.status == literal_column("'validating'"),
+        first.c.awaited_requests.is_not(None),
+        is_earlier,
+    )
+
+
 def works_for(tenant: str) -> ColumnElement[bool]:
     """The batch is one that the tenant sees, or a part of it."""
     hidden_for = BATCHES.c.hidden_for
@@ -397,6 +429,7 @@ def result_file_ids(batch_id: str, stages: int) -> set[str]:
     return {
         result_file_id(batch_id, "output"),
         result_file_id(batch_id, "error"),
+        result_file_id(batch_id, "ledger"),
         *(stage_file_id(batch_id, stage) for stage in range(1, stages + 1)),
     }
 

@@ -43,6 +43,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     one input file apply to it."""
     deduplicate: bool = False
     """Identical deterministic requests run once."""
+    ledger: bool = False
+    """What each line used and cost is kept beside the results."""
     any_body: bool = False
     """Its bodies are the operator's own: no field and no URL in them are refused."""
     error_threshold: str | None = None

@@ -26,6 +26,8 @@ class HiddenFor(StrEnum):
     """The lines are background responses."""
     CHAIN = "chain"
     """It has lines of one stage of a chain."""
+    LEDGER = "ledger"
+    """The file says what each line of a batch used and cost."""
 
 
 class _FileColumns(Record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Double, case, func, or_, select, union
@@ -10,19 +11,20 @@ from sqlmodel import Field
 
 from batchyard.database.aggregate import Aggregate, reads, writes
 from batchyard.database.clock import clock, read_seconds
-from batchyard.database.columns import Record, Row
+from batchyard.database.columns import EnumText, Record, Row
 from batchyard.database.sealed import Sealed
 from batchyard.database.upsert import upsert
 from batchyard.errors import (
     BatchLimitExceeded,
     BatchRateExceeded,
+    QueueFull,
     QuotaExceeded,
     StorageLimitExceeded,
 )
 from batchyard.intervals import HOUR_SECONDS
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.tables.audit import note_action
-from batchyard.store.tables.batch import BATCHES, seen_by
+from batchyard.store.tables.batch import AWAITS_ROOM, BATCHES, seen_by, waits_behind
 from batchyard.store.tables.chunk import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.tables.file import FILES
 from batchyard.store.tables.response import IS_OPEN as RESPONSE_IS_OPEN
@@ -39,6 +41,16 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
+class WhenFull(StrEnum):
+    """What becomes of a batch for which the quota of enqueued requests or tokens has no room."""
+
+    REFUSE = "refuse"
+    """It fails."""
+    WAIT = "wait"
+    """It stays ``validating`` until earlier ones of its tenant are done. One that is larger than
+    the whole quota fails."""
+
+
 class Quota(Record):
     """How much a tenant may have enqueued and stored at once.
 
@@ -51,6 +63,7 @@ class Quota(Record):
     max_live_requests: int | None = Field(default=None, sa_type=BigInteger)
     """In flight at a time, in each process of the API; 0: live requests are refused."""
     max_stored_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    when_full: WhenFull | None = Field(default=None, sa_type=EnumText(WhenFull))
 
     def over(self, defaults: Quota) -> Quota:
         """This quota, with the limits of ``defaults`` where it has none."""
@@ -130,6 +143,31 @@ class Tenants(Aggregate):
         """
         quota = (await _own_quota(connection, name)).over(defaults)
         await _check(connection, name, quota, TenantUsage(stored_bytes=stored_bytes))
+
+    @reads
+    async def awaits_room(
+        self, connection: AsyncConnection, batch_id: str, defaults: Quota
+    ) -> bool:
+        """Whether the batch waits for room, and still has none: to begin would be in vain."""
+        columns = (BATCHES.c.id, BATCHES.c.tenant, BATCHES.c.awaited_requests)
+        found = await connection.execute(
+            select(*columns, BATCHES.c.token_estimate).where(BATCHES.c.id == batch_id, AWAITS_ROOM)
+        )
+        batch = found.one_or_none()
+        if batch is None:
+            return False
+        quota = (await _own_quota(connection, batch.tenant)).over(defaults)
+        added = TenantUsage(
+            enqueued_requests=batch.awaited_requests, enqueued_tokens=batch.token_estimate
+        )
+        try:
+            await _check_queue(connection, batch.id, batch.tenant, quota, added)
+        except QueueFull:
+            return True
+        except QuotaExceeded:
+            # It would wait for ever: to begin it says so.
+            return False
+        return False
 
     @reads
     async def names(self, connection: AsyncConnection) -> list[str]:
@@ -212,8 +250,11 @@ async def hold_quota(
     requests: int = 0,
     tokens: int = 0,
     stored_bytes: int = 0,
+    batch_id: str | None = None,
 ) -> None:
     """Check that the tenant may have this much more; the caller adds it afterwards.
+
+    ``batch_id``: what is added are the requests of this batch, which may wait.
 
     Other callers for this tenant wait until this transaction ends, so that two requests that
     each fit do not exceed the quota together. A quota that was lowered refuses new work only,
@@ -221,7 +262,8 @@ async def hold_quota(
 
     Raises :class:`~batchyard.errors.QuotaExceeded`, for batches its
     :class:`~batchyard.errors.BatchLimitExceeded`, for bytes
-    :class:`~batchyard.errors.StorageLimitExceeded`.
+    :class:`~batchyard.errors.StorageLimitExceeded`; and :class:`~batchyard.errors.QueueFull` where
+    the batch is to wait.
     """
     added = TenantUsage(
         active_batches=batches,
@@ -236,7 +278,10 @@ async def hold_quota(
     # at what is used that begins after the lock.
     await upsert(connection, TENANTS, {"name": tenant}, {})
     quota = (await _own_quota(connection, tenant, lock=True)).over(defaults)
-    await _check(connection, tenant, quota, added)
+    if batch_id is None:
+        await _check(connection, tenant, quota, added)
+    else:
+        await _check_queue(connection, batch_id, tenant, quota, added)
 
 
 async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: int) -> None:
@@ -272,6 +317,27 @@ async def _check(
         used, more = getattr(usage, name), getattr(added, name)
         if used + more > limit:
             raise _REFUSALS.get(name, QuotaExceeded)(_refusal(tenant, name, limit, used, more))
+
+
+async def _check_queue(
+    connection: AsyncConnection, batch_id: str, tenant: str, quota: Quota, added: TenantUsage
+) -> None:
+    """Check a batch that is to be enqueued: the first that waits begins first."""
+    limits = _limits(quota, added)
+    if quota.when_full is not WhenFull.WAIT or any(
+        getattr(added, name) > limit for name, limit in limits.items()
+    ):
+        await _check(connection, tenant, quota, added)
+        return
+    if not limits:
+        return
+    behind = select(BATCHES.c.id).where(BATCHES.c.id == batch_id, waits_behind(BATCHES))
+    if (await connection.execute(behind)).first() is not None:
+        raise QueueFull(f"{batch_id} waits: other batches of tenant '{tenant}' wait before it.")
+    try:
+        await _check(connection, tenant, quota, added)
+    except QuotaExceeded as error:
+        raise QueueFull(f"{batch_id} waits: {error}") from None
 
 
 def _limits(quota: Quota, added: TenantUsage) -> dict[str, int]:

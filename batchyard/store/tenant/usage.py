@@ -113,6 +113,11 @@ class Usage(Aggregate):
         super().__init__(database)
         self._prices = prices
 
+    @property
+    def prices(self) -> Prices:
+        """The prices of now."""
+        return self._prices
+
     @writes
     async def count_live(
         self, connection: AsyncConnection, uses: Sequence[LiveUse], *, writer: str, name: str
