@@ -100,8 +100,6 @@ class QuotaExceeded(RequestRefused):
 class QueueFull(BatchyardError):
     """The tenant's quota has no room for a batch now, and the batch waits until it has."""
 
-    code = "queue_full"
-
 
 class BatchLimitExceeded(QuotaExceeded):
     """The tenant already has as many active batches as its quota allows."""

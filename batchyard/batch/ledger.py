@@ -22,10 +22,10 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one line used of one model, in one stage; or, without ``line``, what no line did."""
 
     line: int | None = None
-    """Its number in the input, from 1."""
+    """The line's number in the input, from 1."""
     custom_id: str | None = None
     stage: int | None = None
-    """From 1, which is the only one of a batch without ``then``."""
+    """The stage, from 1, which is the only one of a batch without ``then``."""
     endpoint: str | None = None
     model: str | None = None
     status: int | None = None
@@ -47,7 +47,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usage(self) -> TokenUsage:
-        """Its tokens."""
+        """The tokens of the row."""
         return TokenUsage(*(getattr(self, name) for name in TokenUsage._fields))
 
     def to_line(self) -> bytes:

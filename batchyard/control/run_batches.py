@@ -145,7 +145,7 @@ class BatchRunner:
     async def _awaits_room(self, batch_id: str) -> bool:
         """Whether the batch waits for its tenant's quota, without a flow run that would say so."""
         quota = default_quota(self._services)
-        return await self._services.store.tenants.awaits_room(batch_id, quota)
+        return await self._services.store.queue_room.is_awaited(batch_id, quota)
 
     async def _count(self, batch_id: str) -> None:
         """Count the batch if it has ended. If its flow run failed, it is continued later."""

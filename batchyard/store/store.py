@@ -16,6 +16,7 @@ from batchyard.store.batch.history import BatchHistory
 from batchyard.store.batch.leases import BatchLeases
 from batchyard.store.batch.messages import MessageBatches
 from batchyard.store.batch.places import BatchPlaces
+from batchyard.store.batch.queue_room import QueueRoom
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChanges
 from batchyard.store.chain.chains import Chains
@@ -61,6 +62,7 @@ class Store:
     message_batches: MessageBatches
     batch_places: BatchPlaces
     batch_effects: BatchEffects
+    queue_room: QueueRoom
     batch_leases: BatchLeases
     batch_schedule: BatchSchedule
     batch_history: BatchHistory
@@ -124,6 +126,7 @@ async def open_store(
             message_batches=MessageBatches(database),
             batch_places=BatchPlaces(database, prices),
             batch_effects=BatchEffects(database),
+            queue_room=QueueRoom(database),
             batch_leases=BatchLeases(database),
             batch_schedule=BatchSchedule(database),
             batch_history=BatchHistory(database),

@@ -254,7 +254,7 @@ async def _write_ledger(
 async def _charged(
     services: Services, batch: BatchRecord, keys: Sequence[str]
 ) -> list[list[Charged]]:
-    """By stage: what is charged for."""
+    """What is charged for, in a list for each stage."""
     store, prices = services.store, services.store.usage.prices
     # A batch that was created without an endpoint may have lines of one only.
     endpoint, *others = batch.options.fields or [batch.endpoint]

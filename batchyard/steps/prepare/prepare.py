@@ -220,7 +220,7 @@ class Preparation:
         try:
             await self._begin(prepared)
         except QueueFull:
-            await services.store.batches.await_room(
+            await services.store.queue_room.record(
                 batch.id,
                 requests=validated.requests - validated.refused - batch.options.kept.requests,
                 tokens=sum(chunk.token_estimate for chunk in prepared.plan.chunks),

@@ -61,7 +61,8 @@ class Batches(Aggregate):
     :class:`.BatchPlaces`. They are set here as the row is made; lease and schedule are cleared by
     the move that leaves nothing to lease or to forecast, and what could not be delivered is noted
     by the move that ends the batch, for each of these must be one statement.
-    ``message_requests`` is cleared by :class:`.MessageBatches`.
+    ``message_requests`` is cleared by :class:`.MessageBatches`, and ``awaited_requests`` set by
+    :class:`.QueueRoom`.
 
     Every change of status is compare-and-set: of many callers at once one succeeds, and the others
     get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise
@@ -291,7 +292,8 @@ class Batches(Aggregate):
         error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own;
         what its tenant does not see was accepted before. Raises
         :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.QueueFull` where
-        the batch is to wait: then call :meth:`await_room`.
+        the batch is to wait: then call
+        :meth:`.QueueRoom.record`.
         """
         tokens = sum(chunk.token_estimate for chunk in chunks)
         await move_batch(
@@ -341,27 +343,6 @@ class Batches(Aggregate):
         )
         await insert_roots(connection, batch_id, roots)
         return record
-
-    @writes
-    async def await_room(
-        self,
-        connection: AsyncConnection,
-        batch_id: str,
-        *,
-        requests: int,
-        tokens: int,
-        epoch: int,
-    ) -> None:
-        """Record that a batch which is validating waits until its tenant's quota has room for it.
-
-        Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.
-        """
-        await check_epoch(connection, batch_id, epoch)
-        await connection.execute(
-            update(BATCHES)
-            .where(BATCHES.c.id == batch_id, BATCHES.c.status == BatchStatus.VALIDATING)
-            .values(awaited_requests=requests, token_estimate=tokens)
-        )
 
     @writes
     async def fail(

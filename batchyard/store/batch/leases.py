@@ -19,9 +19,10 @@ from batchyard.database.leasing import (
     renewed,
 )
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
-from batchyard.store.tables.batch import AWAITS_ROOM, BATCHES, IS_PARENT, has_no_owner, waits_behind
+from batchyard.store.tables.batch import BATCHES, IS_PARENT, has_no_owner
 from batchyard.store.tables.chain import CHAIN_IS_OPEN, CHAINS
 from batchyard.store.tables.chunk import CHUNKS, IS_OPEN
+from batchyard.store.tables.queue_room import AWAITS_ROOM, waits_behind
 from batchyard.store.turns.order import is_small_file, read_queue_entries, turns_of_batches
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Index,
     Text,
     and_,
-    exists,
     literal_column,
     or_,
 )
@@ -365,10 +364,6 @@ Index(
     sqlite_where=IS_IN_PROGRESS,
     postgresql_where=IS_IN_PROGRESS,
 )
-AWAITS_ROOM: ColumnElement[bool] = and_(
-    BATCHES.c.status == literal_column("'validating'"), BATCHES.c.awaited_requests.is_not(None)
-)
-"""Its tenant's quota had no room for it when it was to begin."""
 IS_MESSAGE_BATCH: ColumnElement[bool] = BATCHES.c.message_requests.is_not(None)
 Index(
     "ix_batches_messages",
@@ -400,21 +395,6 @@ def _lines(number: int) -> str:
 def seen_by(tenant: str) -> ColumnElement[bool]:
     """The batch is the tenant's, and neither holds its background responses nor is a part."""
     return and_(BATCHES.c.tenant == tenant, BATCHES.c.hidden_for.is_(None))
-
-
-def waits_behind(table: FromClause) -> ColumnElement[bool]:
-    """Whether another batch of its tenant, created before it, waits for room in the queue."""
-    first = BATCHES.alias("first")
-    is_earlier = or_(
-        first.c.created_at < table.c.created_at,
-        and_(first.c.created_at == table.c.created_at, first.c.id < table.c.id),
-    )
-    return exists().where(
-        first.c.tenant == table.c.tenant,
-        first.c.status == literal_column("'validating'"),
-        first.c.awaited_requests.is_not(None),
-        is_earlier,
-    )
 
 
 def works_for(tenant: str) -> ColumnElement[bool]:

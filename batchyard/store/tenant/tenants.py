@@ -24,9 +24,10 @@ from batchyard.errors import (
 from batchyard.intervals import HOUR_SECONDS
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.tables.audit import note_action
-from batchyard.store.tables.batch import AWAITS_ROOM, BATCHES, seen_by, waits_behind
+from batchyard.store.tables.batch import BATCHES, seen_by
 from batchyard.store.tables.chunk import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.tables.file import FILES
+from batchyard.store.tables.queue_room import waits_behind
 from batchyard.store.tables.response import IS_OPEN as RESPONSE_IS_OPEN
 from batchyard.store.tables.response import RESPONSES
 from batchyard.store.tables.signing_secrets import SecretColumns, secrets_in
@@ -45,7 +46,7 @@ class WhenFull(StrEnum):
     """What becomes of a batch for which the quota of enqueued requests or tokens has no room."""
 
     REFUSE = "refuse"
-    """It fails."""
+    """The batch fails."""
     WAIT = "wait"
     """It stays ``validating`` until earlier ones of its tenant are done. One that is larger than
     the whole quota fails."""
@@ -119,7 +120,7 @@ class Tenants(Aggregate):
     @reads
     async def quota(self, connection: AsyncConnection, name: str) -> Quota:
         """The tenant's own limits; all None for one that was given none."""
-        return await _own_quota(connection, name)
+        return await own_quota(connection, name)
 
     @writes
     async def set_quota(self, connection: AsyncConnection, name: str, quota: Quota) -> None:
@@ -141,33 +142,8 @@ class Tenants(Aggregate):
 
         Nothing is held: what is stored is checked again when it is recorded.
         """
-        quota = (await _own_quota(connection, name)).over(defaults)
+        quota = (await own_quota(connection, name)).over(defaults)
         await _check(connection, name, quota, TenantUsage(stored_bytes=stored_bytes))
-
-    @reads
-    async def awaits_room(
-        self, connection: AsyncConnection, batch_id: str, defaults: Quota
-    ) -> bool:
-        """Whether the batch waits for room, and still has none: to begin would be in vain."""
-        columns = (BATCHES.c.id, BATCHES.c.tenant, BATCHES.c.awaited_requests)
-        found = await connection.execute(
-            select(*columns, BATCHES.c.token_estimate).where(BATCHES.c.id == batch_id, AWAITS_ROOM)
-        )
-        batch = found.one_or_none()
-        if batch is None:
-            return False
-        quota = (await _own_quota(connection, batch.tenant)).over(defaults)
-        added = TenantUsage(
-            enqueued_requests=batch.awaited_requests, enqueued_tokens=batch.token_estimate
-        )
-        try:
-            await _check_queue(connection, batch.id, batch.tenant, quota, added)
-        except QueueFull:
-            return True
-        except QuotaExceeded:
-            # It would wait for ever: to begin it says so.
-            return False
-        return False
 
     @reads
     async def names(self, connection: AsyncConnection) -> list[str]:
@@ -271,17 +247,17 @@ async def hold_quota(
         enqueued_tokens=tokens,
         stored_bytes=stored_bytes,
     )
-    quota = (await _own_quota(connection, tenant)).over(defaults)
+    quota = (await own_quota(connection, tenant)).over(defaults)
     if not _limits(quota, added):
         return
     # SQLite has one writer at a time. PostgreSQL needs a row that all of them lock, and a look
     # at what is used that begins after the lock.
     await upsert(connection, TENANTS, {"name": tenant}, {})
-    quota = (await _own_quota(connection, tenant, lock=True)).over(defaults)
+    quota = (await own_quota(connection, tenant, lock=True)).over(defaults)
     if batch_id is None:
         await _check(connection, tenant, quota, added)
     else:
-        await _check_queue(connection, batch_id, tenant, quota, added)
+        await check_queue(connection, batch_id, tenant, quota, added)
 
 
 async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: int) -> None:
@@ -319,7 +295,7 @@ async def _check(
             raise _REFUSALS.get(name, QuotaExceeded)(_refusal(tenant, name, limit, used, more))
 
 
-async def _check_queue(
+async def check_queue(
     connection: AsyncConnection, batch_id: str, tenant: str, quota: Quota, added: TenantUsage
 ) -> None:
     """Check a batch that is to be enqueued: the first that waits begins first."""
@@ -360,7 +336,9 @@ def _refusal(tenant: str, name: str, limit: int, used: int, more: int) -> str:
     )
 
 
-async def _own_quota(connection: AsyncConnection, tenant: str, *, lock: bool = False) -> Quota:
+async def own_quota(connection: AsyncConnection, tenant: str, *, lock: bool = False) -> Quota:
+    """The tenant's own limits, within a transaction; with ``lock``, nobody changes them before its
+    end."""
     statement = select(*Quota.columns(TENANTS)).where(TENANTS.c.name == tenant)
     if lock:
         statement = statement.with_for_update()

@@ -30,14 +30,14 @@ async def waiting(store: Store, quota: Quota = ROOM_FOR_TWO, chunks: int = 1) ->
     batch = await store.batches.create(new_batch(tenant="a"))
     with pytest.raises(QueueFull):
         await begin(store, batch.id, chunks=chunks, quota=quota)
-    await store.batches.await_room(
+    await store.queue_room.record(
         batch.id, requests=10 * chunks, tokens=70 * chunks, epoch=batch.epoch
     )
     return await store.batches.get(batch.id)
 
 
 async def awaits(store: Store, batch: BatchRecord, quota: Quota = ROOM_FOR_TWO) -> bool:
-    return await store.tenants.awaits_room(batch.id, quota)
+    return await store.queue_room.is_awaited(batch.id, quota)
 
 
 async def end(store: Store, batch: BatchRecord) -> None:
@@ -152,7 +152,7 @@ async def test_a_batch_that_waits_has_nothing_enqueued(store: Store) -> None:
 async def test_an_owner_that_lost_the_batch_does_not_make_it_wait(store: Store) -> None:
     batch = await store.batches.create(new_batch(tenant="a"))
     with pytest.raises(LeaseLost):
-        await store.batches.await_room(batch.id, requests=1, tokens=1, epoch=batch.epoch + 1)
+        await store.queue_room.record(batch.id, requests=1, tokens=1, epoch=batch.epoch + 1)
     assert (await store.batches.get(batch.id)).awaited_requests is None
 
 
