@@ -20,6 +20,7 @@ from batchyard.locations.parted_url import PartedUrl
 from batchyard.locations.s3_object import S3Object
 from batchyard.locations.several import Several
 from batchyard.locations.web_url import WebUrl
+from batchyard.storage.compression import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -60,14 +61,17 @@ def parse_location(text: str) -> Location:
 async def read_location(
     location: Location, *, limit_bytes: int, access: Access
 ) -> AsyncGenerator[bytes]:
-    """Stream the whole content in blocks of up to 1 MiB.
+    """Stream the whole content in blocks of up to 1 MiB, decompressed if it is gzip or zstd.
 
     Raises :class:`~batchyard.errors.ObjectTooLarge` over ``limit_bytes``, and what else
     :mod:`batchyard.errors` lists for storage; a stream that ends without an error is complete.
     """
-    received_bytes = 0
-    async with contextlib.aclosing(location.read(access, limit_bytes=limit_bytes)) as stream:
-        async for block in stream:
+    async with (
+        contextlib.aclosing(location.read(access, limit_bytes=limit_bytes)) as stream,
+        contextlib.aclosing(unpacked(stream, str(location), limit_bytes=limit_bytes)) as content,
+    ):
+        received_bytes = 0
+        async for block in content:
             received_bytes += len(block)
             if received_bytes > limit_bytes:
                 raise ObjectTooLarge(f"{location} is larger than {limit_bytes} bytes")

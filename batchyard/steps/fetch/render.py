@@ -36,6 +36,7 @@ from batchyard.steps.fetch.input_file import (
     wipe_unnamed,
 )
 from batchyard.steps.fetch.input_place import failures_of_input, read_input
+from batchyard.storage.compression import unpacked_name
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.store import NewFile
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
@@ -177,7 +178,7 @@ async def _local_files(
         if isinstance(place, LocalFile):
             files.append(place.path)
             continue
-        path = folder / str(number) / (place.filename[-_NAME_CHARS:] or "dataset")
+        path = folder / str(number) / (unpacked_name(place.filename)[-_NAME_CHARS:] or "dataset")
         await in_thread(path.parent.mkdir)
         copy = await write_file(path, read_input(services, batch, place, limit_bytes=left))
         left -= copy.size_bytes
