@@ -482,6 +482,12 @@ API: Final = (
     ),
     Code("empty_file", "The uploaded file has no request.", "Check what is uploaded.", "400"),
     Code(
+        "invalid_file",
+        "The uploaded file is compressed, and damaged or cut off.",
+        "Compress it with gzip or zstd again.",
+        "400",
+    ),
+    Code(
         "invalid_json_line",
         "The first line of the uploaded file is not JSON.",
         "Write one JSON object on each line.",

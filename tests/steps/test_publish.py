@@ -89,7 +89,7 @@ async def test_a_place_whose_name_says_so_gets_a_compressed_file(
     output, errors = yard.folder / f"out.jsonl{suffix}", yard.folder / f"err.jsonl{suffix}"
     lines = [chat_line("a"), chat_line("b") | {"body": {"model": MODEL}}]
     batch = await yard.run(lines, output=str(output), error=str(errors), on_invalid="error_file")
-    assert batch.undelivered == {}
+    assert not batch.undelivered
     for path, file_id in ((output, batch.output_file_id), (errors, batch.error_file_id)):
         file = await yard.services.store.files.get(str(file_id))
         stored = await read_object(yard.services.storage, file.storage_key)

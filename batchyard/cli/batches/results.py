@@ -19,6 +19,7 @@ from batchyard.locations.location import parse_location
 from batchyard.processes.threads import in_thread
 from batchyard.services.user_locations import places_of
 from batchyard.steps.create.destinations import check_destinations, check_paths
+from batchyard.storage.compression import packed_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,6 +93,8 @@ def results(
     asked: dict[Kind, str | None] = {"output": output, "error": errors}
     if follow and output is not None and output.lower().endswith(TABLE_SUFFIX):
         raise typer.BadParameter("It writes JSON Lines: a table needs all answers.")
+    if follow and any(place and packed_suffix(place) for place in asked.values()):
+        raise typer.BadParameter("It writes lines as they come: a compressed file needs them all.")
     if follow:
         follow_results(batch_id, {kind: place for kind, place in asked.items() if place}, order)
     places = {
