@@ -308,7 +308,7 @@ BATCH: Final = (
         "access_denied",
         "The input may not be read, or its presigned URL has expired.",
         "Make a new presigned URL, or correct the [S3 "
-        "credentials](../how-to/configure-engines.md#s3-credentials) or the file's mode.",
+        "credentials](../how-to/configure-engines.md#credentials-for-buckets) or the file's mode.",
     ),
     Code(
         "location_refused",

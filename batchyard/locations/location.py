@@ -1,4 +1,4 @@
-"""What a user may write for IN and OUT: a path, ``s3://bucket/key`` or an http(s) URL.
+"""What a user may write for IN and OUT: a path, an object in a bucket or an http(s) URL.
 
 ::
 
@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import LocationRefused, ObjectTooLarge
+from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.local_file import LocalFile
 from batchyard.locations.parted_url import PartedUrl
-from batchyard.locations.s3_object import S3Object
 from batchyard.locations.several import Several
 from batchyard.locations.web_url import WebUrl
+from batchyard.storage.buckets import BUCKETS
 from batchyard.storage.compression import unpacked
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from batchyard.locations.access import Access, Location
 
 SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
-    "s3": S3Object.parse,
+    **dict.fromkeys(BUCKETS, BucketObject.parse),
     "http": WebUrl.parse,
     "https": WebUrl.parse,
     # What the API makes of an object; users do not write them.
@@ -37,6 +38,7 @@ SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
     # What commands make of several places.
     "several": lambda text: Several.parse(text, parse_location),
 }
+_IN_BUCKETS: Final = ", ".join(f"{scheme}://bucket/key" for scheme in BUCKETS)
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -46,14 +48,14 @@ def parse_location(text: str) -> Location:
     Raises :class:`~batchyard.errors.LocationRefused`.
     """
     if not text or "\0" in text:
-        raise LocationRefused("give a path, s3://bucket/key, or an http(s) URL")
+        raise LocationRefused(f"give a path, {_IN_BUCKETS}, or an http(s) URL")
     named = _SCHEME.match(text)
     if named is None:
         return LocalFile(Path(text))
     scheme = named[1].lower()
     if scheme not in SCHEMES:
         raise LocationRefused(
-            f"{scheme}:// is not supported: use a plain path, s3://bucket/key, or http(s)://"
+            f"{scheme}:// is not supported: use a plain path, {_IN_BUCKETS}, or http(s)://"
         )
     return SCHEMES[scheme](text)
 

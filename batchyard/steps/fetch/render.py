@@ -20,8 +20,8 @@ from batchyard.errors import (
     StorageLimitExceeded,
     TransitionConflict,
 )
+from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.local_file import LocalFile
-from batchyard.locations.s3_object import S3Object
 from batchyard.locations.several import Several
 from batchyard.processes.threads import in_thread
 from batchyard.services.keys import rows_key
@@ -169,7 +169,7 @@ async def _local_files(
     for each in location.places if isinstance(location, Several) else (location,):
         if isinstance(each, LocalFile):
             places += map(LocalFile, await in_thread(local_files, each.path.absolute()))
-        elif isinstance(each, S3Object) and (each.key.endswith("/") or is_pattern(each.key)):
+        elif isinstance(each, BucketObject) and (each.key.endswith("/") or is_pattern(each.key)):
             places += await _objects(services, batch, each)
         else:
             places.append(each)
@@ -186,9 +186,11 @@ async def _local_files(
     return tuple(files)
 
 
-async def _objects(services: Services, batch: BatchRecord, location: S3Object) -> list[Location]:
+async def _objects(
+    services: Services, batch: BatchRecord, location: BucketObject
+) -> list[Location]:
     """The data files of a prefix that ends in a slash, or of a pattern."""
     access = services.access_for(batch.options)
     keys = [key async for key in location.keys(access, literal_of(location.key))]
     found = object_files(keys, location.key, str(location))
-    return [S3Object(location.bucket, key) for key in found]
+    return [BucketObject(location.scheme, location.bucket, key) for key in found]
