@@ -40,10 +40,12 @@ _PARTS_AT_ONCE: Final = 2
 _RANGE_BYTES: Final = 8 * MIB
 """One request. Its answer is taken at once, so that who reads slowly holds no connection."""
 _REQUEST_SECONDS: Final = 120
+_RETRY_SECONDS: Final = 600
 _CONNECT_SECONDS: Final = 10
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _NO_BUCKET: Final = {"ContainerNotFound", "NoSuchBucket"}
+_DENIED: Final = {"PermissionDeniedError", "UnauthenticatedError"}
 _PASSING: Final = {408, 409, 425, 429}
 
 
@@ -125,15 +127,24 @@ class CloudBucket:
         client: dict[str, Any] = {
             "timeout": timedelta(seconds=_REQUEST_SECONDS),
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-            # Emulators and private services. The services themselves redirect to https.
-            "allow_http": credentials.endpoint_url.startswith("http://"),
         }
+        if credentials.endpoint_url.startswith("http://"):
+            client["allow_http"] = True
         if credentials.ca_file is not None:
             client["root_certificate"] = credentials.ca_file.read_text()
         with self._as_ours(""):
-            # Backoff retries, and says so in one place.
+            # Backoff retries, and says so in one place. A part is sent by obstore itself.
             retry: Any = {"max_retries": 0}
             self._store = credentials.store(name, client_options=client, retry_config=retry)
+            retry = {
+                "max_retries": self._backoff.attempts - 1,
+                "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=self._backoff.first_seconds),
+                    "max_backoff": timedelta(seconds=self._backoff.longest_seconds),
+                },
+            }
+            self._in_parts = credentials.store(name, client_options=client, retry_config=retry)
 
     def shown(self, key: str) -> str:
         """The object's address, for messages."""
@@ -159,7 +170,10 @@ class CloudBucket:
                 return tally.stored(key)
             with self._as_ours(key):
                 writer = obstore.open_writer_async(
-                    self._store, key, buffer_size=self._part_bytes, max_concurrency=_PARTS_AT_ONCE
+                    self._in_parts,
+                    key,
+                    buffer_size=self._part_bytes,
+                    max_concurrency=_PARTS_AT_ONCE,
                 )
                 await writer.write(block)
             async for block in stream:
@@ -280,15 +294,12 @@ class CloudBucket:
                     f"{name}: the bucket does not exist, create it first"
                 ) from None
             raise ObjectNotFound(f"{name} does not exist") from None
-        except (raised.PermissionDeniedError, raised.UnauthenticatedError) as error:
-            raise AccessDenied(
-                f"not allowed to use {name} ({_said(error)}): check the credentials and their role"
-            ) from None
         except (raised.PreconditionError, raised.NotModifiedError):
             raise ObjectChanged(f"{name} was replaced while it was read") from None
         except (raised.InvalidPathError, ValueError):
             raise LocationRefused(f"{name} is not a valid key: check the name") from None
-        except raised.BaseError as error:
+        except (raised.BaseError, OSError) as error:
+            # Its writer raises OSError for all of them.
             raise _refusal(error, name) from None
 
 
@@ -309,6 +320,10 @@ def _refusal(error: Exception, name: str) -> StorageError:
     status = int(statuses[0]) if statuses else 0
     if _NO_BUCKET & set(_CODE.findall(text)):
         return ObjectNotFound(f"{name}: the bucket does not exist, create it first")
+    if status in {401, 403} or type(error).__name__ in _DENIED:
+        return AccessDenied(
+            f"not allowed to use {name} ({said}): check the credentials and their role"
+        )
     if status == 507:
         return StorageFull(f"no room to write {name} ({said}): free some space and try again")
     if status == 413:

@@ -24,7 +24,7 @@ from yarl import URL
 from batchyard.storage.cloud_bucket import GoogleCredentials
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from batchyard.storage.bucket import S3Credentials
 
@@ -33,13 +33,20 @@ _ANSWERED = ("content-length", "content-range", "content-type", "etag", "last-mo
 
 
 @contextlib.contextmanager
-def google_for_session(s3: S3Credentials) -> Iterator[GoogleCredentials]:
-    """A server with the buckets of the S3 server. It asks nobody for a token."""
+def google_for_session(
+    s3: S3Credentials, refuses: Callable[[str], bool] = lambda _: False
+) -> Iterator[GoogleCredentials]:
+    """A server with the buckets of the S3 server. It asks nobody for a token.
+
+    ``refuses``: whether it answers 503 to a request, such as ``PUT /bucket/key?partNumber=1``.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     async def forward(request: web.Request) -> web.StreamResponse:
+        if refuses(f"{request.method} {request.raw_path}"):
+            return web.Response(status=503)
         return await _forward(request, s3)
 
     async def start() -> web.AppRunner:

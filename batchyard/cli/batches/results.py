@@ -36,9 +36,9 @@ def results(
         str | None,
         typer.Option(
             *("--output", "--output-file", "-o"),
-            help="Where the answers go: a path on this machine, s3://bucket/key, or a URL that "
-            "takes a PUT. -: standard output, the default. If it ends in .parquet, they are joined "
-            "to the rows of the batch's dataset.",
+            help="Where the answers go: a path on this machine, s3://bucket/key (or az://, gs://), "
+            "or a URL that takes a PUT. -: standard output, the default. If it ends in .gz or "
+            ".zst, they are compressed; if in .parquet, joined to the rows of the batch's dataset.",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +76,8 @@ def results(
     """Write the output file, the error file or both of a batch that has ended.
 
     If it still runs, they are written there when it ends, in place of where they were to go. They
-    are kept for 30 days, unless the batch has another lifetime. S3 credentials are boto3's.
+    are kept for 30 days, unless the batch has another lifetime. Buckets have the credentials of
+    the environment.
 
     With --follow the batch may still run: its lines come as they are finished, each once, and the
     exit status is that of `batchyard watch`.

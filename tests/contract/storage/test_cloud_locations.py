@@ -21,14 +21,17 @@ from batchyard.locations.location import parse_location, read_location, write_lo
 from batchyard.settings_sources import is_in_bucket
 from batchyard.storage.buckets import BUCKETS
 from batchyard.storage.cloud_bucket import CloudBucket
-from tests.contract.storage.conftest import QUICK
+from tests.contract.storage.conftest import PART_BYTES, QUICK
 from tests.services.azure import CONTAINER
+from tests.services.google import google_for_session
+from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from batchyard.locations.access import Location
+    from batchyard.storage.bucket import S3Credentials
 
 CONTENT = random.Random(4).randbytes(9 * 1024 * 1024)  # more than one range
 
@@ -85,6 +88,8 @@ async def test_a_bucket_that_does_not_exist_is_named(cloud: Cloud) -> None:
     with pytest.raises(ObjectNotFound, match="the bucket does not exist, create it first"):
         await bucket.write("a", some())
     with pytest.raises(ObjectNotFound, match="the bucket does not exist, create it first"):
+        await bucket.write("a", some(bytes(20 * 1024**2)))
+    with pytest.raises(ObjectNotFound, match="the bucket does not exist, create it first"):
         _ = [key async for key in bucket.list("")]
 
 
@@ -92,6 +97,8 @@ async def test_a_key_of_azure_that_is_not_the_accounts_is_refused(azure: Any) ->
     place = Cloud(f"az://{CONTAINER}/", replace(azure, account_key="AAAA"))
     with pytest.raises(AccessDenied, match="not allowed to use az://batches/a") as raised:
         await place.bucket().write("a", some())
+    with pytest.raises(AccessDenied, match="not allowed to use az://batches/a"):
+        await place.bucket().write("a", some(bytes(20 * 1024**2)))
     assert "AAAA" not in str(raised.value)
 
 
@@ -153,6 +160,46 @@ async def test_the_files_of_a_prefix_are_found(cloud: Cloud, tmp_path: Path) -> 
     assert found[0].location == parse_location(f"{cloud.url}in/a.jsonl")
     assert found[0].version
     assert not folder.contains(parse_folder(f"s3://{CONTAINER}/{cloud.url}in"))
+
+
+@pytest.mark.parametrize(
+    ("size", "refused"),
+    [
+        (5, ["PUT", "HEAD", "GET"]),
+        (11, ["POST", "PUT", "partNumber=2", "uploadId", "GET", "GET"]),
+    ],
+    ids=["whole", "in parts"],
+)
+async def test_a_request_that_is_refused_for_now_is_sent_again(
+    s3: S3Credentials, prefix: str, size: int, refused: list[str]
+) -> None:
+    """Each once, whichever it is."""
+    content = random.Random(size).randbytes(size * 1024 * 1024 - 1)
+    left = list(refused)
+
+    def refuses(request: str) -> bool:
+        for word in left:
+            if word in request:
+                left.remove(word)
+                return True
+        return False
+
+    with google_for_session(s3, refuses) as credentials:
+        bucket = CloudBucket("gs", BUCKET, credentials, part_bytes=PART_BYTES, backoff=QUICK)
+        await bucket.write(f"{prefix}/a", some(content))
+        assert b"".join([block async for block in bucket.read(f"{prefix}/a")]) == content
+    assert left == []
+
+
+async def test_a_service_that_refuses_for_long_is_unavailable(
+    s3: S3Credentials, prefix: str
+) -> None:
+    with google_for_session(s3, lambda request: "partNumber" in request) as credentials:
+        bucket = CloudBucket("gs", BUCKET, credentials, part_bytes=PART_BYTES, backoff=QUICK)
+        with pytest.raises(StorageUnavailable, match="the store answered 503"):
+            await bucket.write(f"{prefix}/a", some(CONTENT))
+        with pytest.raises(ObjectNotFound):
+            await bucket.size(f"{prefix}/a")
 
 
 def test_every_kind_of_bucket_may_be_the_object_store() -> None:
