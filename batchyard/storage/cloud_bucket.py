@@ -127,9 +127,9 @@ class CloudBucket:
         client: dict[str, Any] = {
             "timeout": timedelta(seconds=_REQUEST_SECONDS),
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+            # Where the endpoint that the operator has given is one. There is no other without TLS.
+            "allow_http": True,
         }
-        if credentials.endpoint_url.startswith("http://"):
-            client["allow_http"] = True
         if credentials.ca_file is not None:
             client["root_certificate"] = credentials.ca_file.read_text()
         with self._as_ours(""):
