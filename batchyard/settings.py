@@ -47,6 +47,7 @@ from batchyard.settings_sources import (
     check_names,
     check_storage,
     config_file,
+    is_in_bucket,
     read_config,
     settings_of,
 )
@@ -68,15 +69,18 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     """``sqlite:////absolute/path`` or ``postgresql://…``; unset: SQLite in ``home``."""
     storage: str | None = None
-    """The absolute path of a folder, or ``s3://bucket/prefix``; unset: a folder in ``home``.
+    """The absolute path of a folder, ``s3://bucket/prefix``, ``az://container/prefix`` or
+    ``gs://bucket/prefix``; unset: a folder in ``home``.
 
     S3 credentials and endpoint are those of boto3: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ….
+    Those of Azure are in ``AZURE_STORAGE_ACCOUNT_NAME``, ``AZURE_STORAGE_ACCOUNT_KEY`` …, those of
+    Google in ``GOOGLE_APPLICATION_CREDENTIALS`` ….
     """
     shared_paths: bool = False
     """Whether a path means the same file on every machine, for example in a mounted folder.
 
-    If not, and ``storage`` is in S3, submitted batches cannot write results to paths, because they
-    may run on another machine than the one where the path was entered."""
+    If not, and ``storage`` is in a bucket, submitted batches cannot write results to paths, because
+    they may run on another machine than the one where the path was entered."""
     secret_key: SecretStr | None = None
     """Fernet keys, comma-separated, newest first; unset: a file in ``home``, made at first use."""
     metrics_token: SecretStr | None = None
@@ -311,8 +315,7 @@ class Settings(BaseSettings):
     @property
     def knows_its_machine(self) -> bool:
         """Whether a user's path is on the machine where the batch will run."""
-        is_in_s3 = self.storage is not None and self.storage.startswith("s3://")
-        return self.shared_paths or not is_in_s3
+        return self.shared_paths or self.storage is None or not is_in_bucket(self.storage)
 
     def page_of(self, batch_id: str) -> str | None:
         """The address of the batch's page; None where people do not reach the API."""

@@ -34,7 +34,7 @@ OTHER_VARIABLES: Final = (
     "BATCHYARD_METRICS_PORT",
 )
 """Variables of ours that are no settings."""
-DEPLOYED: Final = ("models", "engines_at_once", "s3")
+DEPLOYED: Final = ("models", "engines_at_once", "s3", "azure", "google")
 """The parts of the file that `commands/prefect/deploy_file.py` reads, for `batchyard deploy`."""
 
 _SERVICE_LINK: Final = re.compile(
@@ -164,11 +164,18 @@ def check_storage(place: str) -> None:
     """Refuse a place for the object store that is not the same one for every process.
 
     Flow runs have temporary working folders: below these they would look for a relative path, or
-    for ``gs://bucket``, which is one. Raises ``ValueError``.
+    for ``ftp://host``, which is one. Raises ``ValueError``.
     """
-    if re.match(r"s3://[^/]", place) or Path(place).expanduser().is_absolute():
+    if is_in_bucket(place) or Path(place).expanduser().is_absolute():
         return
-    raise ValueError("it is neither s3://bucket/prefix nor the absolute path of a folder")
+    raise ValueError(
+        "it is neither s3://bucket/prefix, az:// or gs://, nor the absolute path of a folder"
+    )
+
+
+def is_in_bucket(place: str) -> bool:
+    """Whether the place for the object store is none of this machine."""
+    return re.match(r"(s3|az|gs)://[^/]", place) is not None
 
 
 def check_database(url: str) -> None:

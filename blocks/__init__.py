@@ -4,10 +4,24 @@ A block here is its fields and a ``build()`` that makes the product's object. No
 """
 
 from batchyard.storage.bucket import S3Credentials
+from batchyard.storage.cloud_bucket import AzureCredentials, GoogleCredentials
+from blocks.azure import AzureCredentialsBlock
 from blocks.engines import RemoteEngineBlock, VllmEngineBlock
+from blocks.google import GoogleCredentialsBlock
 from blocks.s3 import S3CredentialsBlock
 
-__all__ = ["CREDENTIALS", "RemoteEngineBlock", "S3CredentialsBlock", "VllmEngineBlock"]
+__all__ = [
+    "CREDENTIALS",
+    "AzureCredentialsBlock",
+    "GoogleCredentialsBlock",
+    "RemoteEngineBlock",
+    "S3CredentialsBlock",
+    "VllmEngineBlock",
+]
 
-CREDENTIALS = {S3Credentials: S3CredentialsBlock}
+CREDENTIALS = {
+    S3Credentials: S3CredentialsBlock,
+    AzureCredentials: AzureCredentialsBlock,
+    GoogleCredentials: GoogleCredentialsBlock,
+}
 """The credentials of users' locations, and the block that makes each."""

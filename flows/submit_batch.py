@@ -56,7 +56,7 @@ Place = Annotated[
     Field(
         json_schema_extra=_only(
             r"^(?![Hh]\w+://(.*\?|[^/]*@))",
-            f"an absolute path, s3://bucket/key, or a URL {_URL_FOR_RECORDS} "
+            f"an absolute path, s3://bucket/key (or az://, gs://), or a URL {_URL_FOR_RECORDS} "
             "(use `batchyard submit` for a URL with a signature)",
         )
     ),

@@ -29,7 +29,7 @@ from flows.submit_batch import batch_request, submit_batch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchyard.locations.folder import S3Prefix
+    from batchyard.locations.folder import BucketPrefix
     from batchyard.services.services import Services
     from batchyard.settings import Settings
 
@@ -58,8 +58,10 @@ Place = Annotated[
     str,
     Field(
         json_schema_extra={
-            "if": {"pattern": "^($|/|[Ss]3://.)"},
-            "else": {"const": "s3://bucket/prefix/, or the absolute path of a folder"},
+            "if": {"pattern": "^($|/|([Ss]3|[Aa][Zz]|[Gg][Ss])://.)"},
+            "else": {
+                "const": "s3://bucket/prefix/ (or az://, gs://), or the absolute path of a folder"
+            },
         }
     ),
 ]
@@ -103,7 +105,7 @@ async def submit_new_files(
         return Failed(message=str(error), data=error)
 
 
-def _folder(name: str, text: str) -> S3Prefix | LocalFolder:
+def _folder(name: str, text: str) -> BucketPrefix | LocalFolder:
     folder = parse_folder(text)
     if isinstance(folder, LocalFolder) and not folder.path.is_absolute():
         raise RequestRefused(
@@ -114,7 +116,7 @@ def _folder(name: str, text: str) -> S3Prefix | LocalFolder:
     return folder
 
 
-def _check_machine(settings: Settings, **folders: S3Prefix | LocalFolder | None) -> None:
+def _check_machine(settings: Settings, **folders: BucketPrefix | LocalFolder | None) -> None:
     """Refuse a path where the batches may be run on another machine than this one."""
     if settings.knows_its_machine:
         return

@@ -315,7 +315,7 @@ BATCH: Final = (
         "access_denied",
         "The input may not be read, or its presigned URL has expired.",
         "Make a new presigned URL, or correct the [S3 "
-        "credentials](../how-to/configure-engines.md#s3-credentials) or the file's mode.",
+        "credentials](../how-to/configure-engines.md#credentials-for-buckets) or the file's mode.",
     ),
     Code(
         "location_refused",
@@ -488,6 +488,12 @@ API: Final = (
         "400",
     ),
     Code("empty_file", "The uploaded file has no request.", "Check what is uploaded.", "400"),
+    Code(
+        "invalid_file",
+        "The uploaded file is compressed, and damaged or cut off.",
+        "Compress it with gzip or zstd again.",
+        "400",
+    ),
     Code(
         "invalid_json_line",
         "The first line of the uploaded file is not JSON.",

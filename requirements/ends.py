@@ -32,7 +32,7 @@ def at_the_end(requirement: str, end: str) -> str:
     """The requirement, or for ``lowest`` with its lower bound as the only version."""
     if end == "newest":
         return requirement
-    found = re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,.*)?", requirement)
+    found = re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:[,;].*)?", requirement)
     if found is None:
         sys.exit(f"{requirement}: a requirement of pyproject.toml has a lower bound, NAME>=VERSION")
     return f"{found[1]}=={found[2]}"

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import LocationRefused
+from batchyard.storage.compression import SUFFIXES, packed_suffix, unpacked_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
     from batchyard.locations.access import Location
 
 TABLE_SUFFIX: Final = ".parquet"
-_KINDS: Final = ((TABLE_SUFFIX,), (".arrow",), (".jsonl", ".ndjson", ".json"))
+_LINES: Final = (".jsonl", ".ndjson", ".json")
+_KINDS: Final = (
+    (TABLE_SUFFIX,),
+    (".arrow",),
+    (*_LINES, *(lines + packed for lines in _LINES for packed in SUFFIXES)),
+)
 """Of a folder with several, the first kind is the data."""
 _NOT_DATA: Final = {"dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"}
 _PART_OF_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-[0-9a-f]+)?")
@@ -121,7 +127,7 @@ def data_files(names: Iterable[str], where: str) -> list[str]:
         if len(splits) > 1:
             raise LocationRefused(
                 f"{where} has the splits {', '.join(splits)}: name the files of one of them, for "
-                f"example {splits[0]}-*{PurePosixPath(found[0]).suffix}"
+                f"example {splits[0]}-*{_suffix(found[0])}"
             )
         return found
     raise LocationRefused(f"{where} has no Parquet, Arrow or JSON lines files")
@@ -165,5 +171,9 @@ def _is_hidden(name: str) -> bool:
 
 
 def _split_of(name: str) -> str | None:
-    found = _PART_OF_SPLIT.fullmatch(PurePosixPath(name).stem)
+    found = _PART_OF_SPLIT.fullmatch(PurePosixPath(unpacked_name(name)).stem)
     return found[1] if found else None
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(unpacked_name(name)).suffix + packed_suffix(name)

@@ -18,11 +18,12 @@ from batchyard.errors import (
     TransitionConflict,
 )
 from batchyard.files.parts import wipe_object, wipe_parts
-from batchyard.files.upload import FileUse, store_content
+from batchyard.files.upload import FileUse, plain_input, store_content
 from batchyard.processes.threads import in_thread
+from batchyard.services.quotas import default_quota
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from batchyard.services.services import Services
     from batchyard.store import FileRecord, PartRecord, UploadRecord
@@ -76,24 +77,31 @@ async def _complete(
     parts = await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
     use = FileUse(upload.filename, upload.purpose, upload.file_lifetime_seconds)
     try:
-        file = await store_content(services, tenant, _joined(services, parts, md5), lambda: use)
+        joined = _joined(services, parts, md5)
+        plain = plain_input(services, joined, lambda: use.purpose == "batch")
+        file = await store_content(services, tenant, plain, lambda: use)
     except StorageError:
         # If the upload has ended meanwhile, its parts were deleted: that is the reason to give.
         await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
         raise
     try:
+        if (more := file.size_bytes - upload.bytes) > 0:
+            # The quota has room for what was announced, which was compressed.
+            await services.store.tenants.check_room(
+                tenant, default_quota(services), stored_bytes=more
+            )
         return await uploads.complete(
             upload_id, part_ids, file, tenant=tenant, fingerprint=_fingerprint(part_ids, md5)
         )
     except (RecordNotFound, RequestRefused, TransitionConflict):
-        # Another request completed or cancelled it meanwhile.
+        # Another request completed or cancelled it meanwhile, or there is no room for the file.
         await wipe_object(services, file.storage_key)
         raise
 
 
 async def _joined(
     services: Services, parts: Sequence[PartRecord], md5: str | None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Their bytes; at the end refuses what has another MD5 than ``md5``."""
     digest = hashlib.md5(usedforsecurity=False)
     for part in parts:

@@ -1,12 +1,15 @@
 """A client's bytes become a file: streamed into the object store and checked on the way.
 
-What is refused leaves nothing behind. Only the first line of a batch's input is looked at here;
-the rest is checked when a batch is made of it, for a client waits for this answer.
+What is refused leaves nothing behind. A batch's input that is gzip or zstd is decompressed, so that
+a plan can name places in it; files for other purposes are stored as they are. Only the first line
+of a batch's input is looked at here; the rest is checked when a batch is made of it, for a client
+waits for this answer.
 """
 
 from __future__ import annotations
 
 import codecs
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
@@ -14,11 +17,17 @@ from unicodedata import category
 
 import msgspec
 
-from batchyard.errors import ObjectTooLarge, RequestRefused, StorageLimitExceeded
+from batchyard.errors import (
+    LocationRefused,
+    ObjectTooLarge,
+    RequestRefused,
+    StorageLimitExceeded,
+)
 from batchyard.files.parts import wipe_object
 from batchyard.lines.framing import other_format
 from batchyard.services.keys import file_key
 from batchyard.services.quotas import arriving, default_quota
+from batchyard.storage.compression import beginning, is_packed, unpacked, unpacked_name
 from batchyard.store import NewFile
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS, LEAST_LIFETIME_SECONDS
 from batchyard.wire import new_file_id
@@ -73,19 +82,27 @@ class FileUse:
                 param="filename",
                 code="invalid_value",
             )
-        suffix = PurePosixPath(self.filename).suffix.lower()
-        if self.purpose == "batch" and suffix not in {"", ".jsonl"}:
+        if self.purpose == "batch" and not may_be_input(self.filename):
             raise RequestRefused(
-                "Invalid file format for Batch API. Must be .jsonl",
+                "Invalid file format for Batch API. Must be .jsonl, .jsonl.gz or .jsonl.zst",
                 param=None,
                 code="invalid_file_format",
             )
+
+    def kept_name(self) -> str:
+        """The name of what is stored: a batch's input is stored decompressed."""
+        return unpacked_name(self.filename) if self.purpose == "batch" else self.filename
 
     def kept_seconds(self) -> int | None:
         """How long the file is kept: 30 days for a batch's input; ``None``: until it is deleted."""
         if self.lifetime_seconds is None and self.purpose == "batch":
             return FILE_LIFETIME_SECONDS
         return self.lifetime_seconds
+
+
+def may_be_input(filename: str) -> bool:
+    """Whether a batch's input may have this name."""
+    return PurePosixPath(unpacked_name(filename)).suffix.lower() in {"", ".jsonl"}
 
 
 def _misleads(char: str) -> bool:
@@ -120,22 +137,63 @@ def _lifetime_refused(name: str, code: str, what: str) -> RequestRefused:
 
 
 async def upload_file(
-    services: Services, tenant: str, content: AsyncGenerator[bytes], use: Callable[[], FileUse]
+    services: Services,
+    tenant: str,
+    content: AsyncGenerator[bytes],
+    use: Callable[[], FileUse],
+    is_input: Callable[[], bool],
 ) -> FileRecord:
     """Store ``content`` and record it as a file. ``use`` is asked once ``content`` has ended.
+
+    ``is_input`` is for :func:`plain_input`.
 
     Raises what those two raise, :class:`~batchyard.errors.RequestRefused`,
     :class:`~batchyard.errors.StorageLimitExceeded`, :class:`~batchyard.errors.ObjectTooLarge`, and
     errors of the store and the storage.
     """
     with arriving(services, tenant) as within_quota:
-        file = await store_content(services, tenant, within_quota(content), use)
+        plain = within_quota(plain_input(services, content, is_input))
+        file = await store_content(services, tenant, plain, use)
     try:
         # If this fails the bytes stay for the sweep: the row may be there, its reply lost.
         return await services.store.files.create(file, quota=default_quota(services))
     except StorageLimitExceeded:
         await wipe_object(services, file.storage_key)
         raise
+
+
+async def plain_input(
+    services: Services, content: AsyncGenerator[bytes], is_input: Callable[[], bool]
+) -> AsyncGenerator[bytes]:
+    """The bytes of ``content``, decompressed if it is gzip or zstd and ``is_input``.
+
+    That is asked when the first bytes are there, and again behind the last: a client may name the
+    purpose of its file behind the file. Raises :class:`~batchyard.errors.RequestRefused` where the
+    answer has become no, and for what is damaged or cut off, and
+    :class:`~batchyard.errors.ObjectTooLarge` as soon as it is more than an input may have.
+    """
+    async with aclosing(content):
+        start = await beginning(content)
+        if not (is_packed(start) and is_input()):
+            if start:
+                yield start
+            async for part in content:
+                yield part
+            return
+        most = services.settings.limits.max_bytes
+        try:
+            plain = unpacked(content, "The file", limit_bytes=most, start=start)
+            async with aclosing(plain) as parts:
+                async for part in parts:
+                    yield part
+        except LocationRefused as error:
+            raise RequestRefused(f"{error}.", param="file", code="invalid_file") from None
+        if not is_input():
+            raise RequestRefused(
+                "The file is compressed, and its purpose came behind it: send 'purpose' first.",
+                param="purpose",
+                code="invalid_value",
+            )
 
 
 async def store_content(
@@ -161,7 +219,7 @@ async def store_content(
         id=file_id,
         tenant=tenant,
         purpose=wanted.purpose,
-        filename=wanted.filename,
+        filename=wanted.kept_name(),
         size_bytes=stored.size_bytes,
         sha256=stored.sha256,
         storage_key=stored.key,

@@ -1,6 +1,6 @@
 """How the places that users name for IN and OUT are reached, and what such a place can do.
 
-A new scheme is a module like :mod:`~batchyard.locations.s3_object` and a row in
+A new scheme is a module like :mod:`~batchyard.locations.bucket_object` and a row in
 ``location.SCHEMES``. Where it needs credentials, these are a class of their own, and operators
 give them with a block in ``blocks``.
 """

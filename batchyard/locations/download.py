@@ -23,10 +23,12 @@ from batchyard.errors import (
 from batchyard.locations.presigned import check_not_expired
 from batchyard.locations.web import WebAccess, refusal, web_errors_as_ours
 from batchyard.storage.blocks import BLOCK_BYTES
+from batchyard.storage.compression import PACKED_ENCODINGS
 from batchyard.web.url import checked_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import Set as AbstractSet
 
     import aiohttp
 
@@ -36,9 +38,12 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 async def download(
-    url: str, *, limit_bytes: int, web: WebAccess | None = None
+    url: str, *, limit_bytes: int, web: WebAccess | None = None, may_be_packed: bool = False
 ) -> AsyncGenerator[bytes]:
     """Stream the object at ``url`` in blocks of 1 MiB; a broken connection is resumed.
+
+    It is asked for as it is stored. ``may_be_packed``: if it is stored with ``Content-Encoding``
+    gzip or zstd, its compressed bytes are the stream.
 
     Raises ``ObjectTooLarge`` over ``limit_bytes``, ``ObjectChanged`` when the object is another
     one on resuming, ``AccessDenied`` (401, 403, expired), ``ObjectNotFound``, ``LocationRefused``
@@ -48,7 +53,8 @@ async def download(
     check_not_expired(url)
     web = web or WebAccess()
     async with web.session() as session:
-        transfer = _Transfer(session, target, limit_bytes, web)
+        encodings = {"identity", *(PACKED_ENCODINGS if may_be_packed else ())}
+        transfer = _Transfer(session, target, limit_bytes, web, encodings)
         async with contextlib.aclosing(transfer.blocks()) as stream:
             async for block in stream:
                 yield block
@@ -87,13 +93,19 @@ class _Version:
 
 class _Transfer:
     def __init__(
-        self, session: aiohttp.ClientSession, url: URL, limit_bytes: int, web: WebAccess
+        self,
+        session: aiohttp.ClientSession,
+        url: URL,
+        limit_bytes: int,
+        web: WebAccess,
+        encodings: AbstractSet[str],
     ) -> None:
         self._session = session
         self._url = url
         self._name = shown(str(url))
         self._limit_bytes = limit_bytes
         self._web = web
+        self._encodings = encodings
         self._received_bytes = 0
         self._version: _Version | None = None
 
@@ -187,9 +199,11 @@ class _Transfer:
         else:
             await self._check_next(response, self._version)
 
-    def _check_not_compressed(self, response: aiohttp.ClientResponse) -> None:
-        if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-            raise LocationRefused(f"{self._name} is sent compressed: store it uncompressed")
+    def _check_encoding(self, response: aiohttp.ClientResponse) -> None:
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in self._encodings:
+            ways = ", or with gzip or zstd" if len(self._encodings) > 1 else ""
+            raise LocationRefused(f"{self._name} is sent compressed: store it uncompressed{ways}")
 
     def _check_has_end(self, response: aiohttp.ClientResponse) -> None:
         is_chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
@@ -202,7 +216,7 @@ class _Transfer:
     async def _check_first(self, response: aiohttp.ClientResponse) -> None:
         if response.status != 200:
             raise await refusal(response, self._name)
-        self._check_not_compressed(response)
+        self._check_encoding(response)
         self._check_has_end(response)
         self._check_limit(response.content_length or 0)
         self._version = _Version.of(response)
@@ -215,7 +229,7 @@ class _Transfer:
             raise await refusal(response, self._name)
         if not version.is_named_by(response):
             raise changed
-        self._check_not_compressed(response)
+        self._check_encoding(response)
         if version.total_bytes is None:
             self._check_has_end(response)
         if response.status == 206:

@@ -1,4 +1,4 @@
-"""What a user may write for many files: ``s3://bucket/prefix/``, or a folder of this machine.
+"""What a user may write for many files: a bucket's prefix, or a folder of this machine.
 
 ::
 
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from batchyard.errors import LocationRefused, ObjectNotFound
+from batchyard.locations.bucket_object import BucketObject, connected_bucket
 from batchyard.locations.local_file import LocalFile
-from batchyard.locations.s3_object import S3Object, connected_bucket
 from batchyard.processes.threads import in_thread
+from batchyard.storage.buckets import bucket_address
 from batchyard.storage.file import os_errors_as_ours
 
 if TYPE_CHECKING:
@@ -62,25 +63,26 @@ class Folder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class S3Prefix:
+class BucketPrefix:
     """The objects below a prefix, which ends with a slash or is empty: the whole bucket."""
 
+    scheme: str
     bucket: str
     prefix: str
 
     def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.prefix}"
+        return f"{self.scheme}://{self.bucket}/{self.prefix}"
 
     async def files(self, access: Access) -> AsyncGenerator[FoundFile]:
-        """Its objects. One whose upload has not ended does not exist for S3."""
+        """Its objects. One whose upload has not ended does not exist."""
         async with (
-            connected_bucket(self.bucket, access) as connected,
+            connected_bucket(self.scheme, self.bucket, access) as connected,
             contextlib.aclosing(connected.listing(self.prefix)) as listing,
         ):
             async for each in listing:
                 yield FoundFile(
                     each.key.removeprefix(self.prefix),
-                    S3Object(self.bucket, each.key),
+                    BucketObject(self.scheme, self.bucket, each.key),
                     each.size_bytes,
                     each.etag,
                     is_whole=each.size_bytes > 0 or each.age_seconds >= _EMPTY_SECONDS,
@@ -89,14 +91,14 @@ class S3Prefix:
     def contains(self, other: Folder) -> bool:
         """Whether ``other`` is a part of the same bucket below the prefix, or the prefix."""
         return (
-            isinstance(other, S3Prefix)
-            and other.bucket == self.bucket
+            isinstance(other, BucketPrefix)
+            and (other.scheme, other.bucket) == (self.scheme, self.bucket)
             and other.prefix.startswith(self.prefix)
         )
 
     async def place(self, name: str) -> Location:
         """The object of this name below the prefix."""
-        return S3Object(self.bucket, self.prefix + name)
+        return BucketObject(self.scheme, self.bucket, self.prefix + name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +136,20 @@ class LocalFolder:
         return LocalFile(path)
 
 
-def parse_folder(text: str) -> S3Prefix | LocalFolder:
+def parse_folder(text: str) -> BucketPrefix | LocalFolder:
     """Say which folder ``text`` names, without checking whether it exists.
 
     Raises :class:`~batchyard.errors.LocationRefused`.
     """
-    scheme, separator, rest = text.partition("://")
-    if not separator and text and "\0" not in text:
+    if "://" not in text and text and "\0" not in text:
         return LocalFolder(Path(text))
-    bucket, _, prefix = rest.partition("/")
-    if scheme.lower() != "s3" or not bucket:
-        raise LocationRefused("give an absolute path of a folder, or s3://bucket/prefix/")
+    if (address := bucket_address(text)) is None:
+        raise LocationRefused(
+            "give an absolute path of a folder, or s3://bucket/prefix/ (or az://, gs://)"
+        )
+    scheme, bucket, prefix = address
     # Not those of `incoming-old/` for `incoming`.
-    return S3Prefix(bucket, f"{prefix.rstrip('/')}/" if prefix.rstrip("/") else "")
+    return BucketPrefix(scheme, bucket, f"{prefix.rstrip('/')}/" if prefix.rstrip("/") else "")
 
 
 def _files_below(folder: Path) -> list[FoundFile]:

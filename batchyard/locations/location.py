@@ -1,4 +1,4 @@
-"""What a user may write for IN and OUT: a path, ``s3://bucket/key`` or an http(s) URL.
+"""What a user may write for IN and OUT: a path, an object in a bucket or an http(s) URL.
 
 ::
 
@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import LocationRefused, ObjectTooLarge
+from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.local_file import LocalFile
 from batchyard.locations.parted_url import PartedUrl
-from batchyard.locations.s3_object import S3Object
 from batchyard.locations.several import Several
 from batchyard.locations.web_url import WebUrl
+from batchyard.storage.buckets import BUCKETS
+from batchyard.storage.compression import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from batchyard.locations.access import Access, Location
 
 SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
-    "s3": S3Object.parse,
+    **dict.fromkeys(BUCKETS, BucketObject.parse),
     "http": WebUrl.parse,
     "https": WebUrl.parse,
     # What the API makes of an object; users do not write them.
@@ -36,6 +38,7 @@ SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
     # What commands make of several places.
     "several": lambda text: Several.parse(text, parse_location),
 }
+_IN_BUCKETS: Final = ", ".join(f"{scheme}://bucket/key" for scheme in BUCKETS)
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -45,14 +48,14 @@ def parse_location(text: str) -> Location:
     Raises :class:`~batchyard.errors.LocationRefused`.
     """
     if not text or "\0" in text:
-        raise LocationRefused("give a path, s3://bucket/key, or an http(s) URL")
+        raise LocationRefused(f"give a path, {_IN_BUCKETS}, or an http(s) URL")
     named = _SCHEME.match(text)
     if named is None:
         return LocalFile(Path(text))
     scheme = named[1].lower()
     if scheme not in SCHEMES:
         raise LocationRefused(
-            f"{scheme}:// is not supported: use a plain path, s3://bucket/key, or http(s)://"
+            f"{scheme}:// is not supported: use a plain path, {_IN_BUCKETS}, or http(s)://"
         )
     return SCHEMES[scheme](text)
 
@@ -60,14 +63,17 @@ def parse_location(text: str) -> Location:
 async def read_location(
     location: Location, *, limit_bytes: int, access: Access
 ) -> AsyncGenerator[bytes]:
-    """Stream the whole content in blocks of up to 1 MiB.
+    """Stream the whole content in blocks of up to 1 MiB, decompressed if it is gzip or zstd.
 
     Raises :class:`~batchyard.errors.ObjectTooLarge` over ``limit_bytes``, and what else
     :mod:`batchyard.errors` lists for storage; a stream that ends without an error is complete.
     """
-    received_bytes = 0
-    async with contextlib.aclosing(location.read(access, limit_bytes=limit_bytes)) as stream:
-        async for block in stream:
+    async with (
+        contextlib.aclosing(location.read(access, limit_bytes=limit_bytes)) as stream,
+        contextlib.aclosing(unpacked(stream, str(location), limit_bytes=limit_bytes)) as content,
+    ):
+        received_bytes = 0
+        async for block in content:
             received_bytes += len(block)
             if received_bytes > limit_bytes:
                 raise ObjectTooLarge(f"{location} is larger than {limit_bytes} bytes")

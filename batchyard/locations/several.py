@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote, unquote
 
 from batchyard.errors import LocationRefused
+from batchyard.storage.compression import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -60,8 +61,11 @@ class Several:
 
     async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
         for place in self.places:
-            async with contextlib.aclosing(place.read(access, limit_bytes=limit_bytes)) as blocks:
-                async for block, _ in whole_lines(blocks):
+            async with (
+                contextlib.aclosing(place.read(access, limit_bytes=limit_bytes)) as blocks,
+                contextlib.aclosing(unpacked(blocks, str(place), limit_bytes=limit_bytes)) as lines,
+            ):
+                async for block, _ in whole_lines(lines):
                     yield block
 
     async def check_output(self) -> None:

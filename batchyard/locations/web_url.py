@@ -57,7 +57,7 @@ class WebUrl:
         return earliest_expiry([self.url])
 
     def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
-        return download(self.url, limit_bytes=limit_bytes, web=access.web)
+        return download(self.url, limit_bytes=limit_bytes, web=access.web, may_be_packed=True)
 
     async def check_output(self) -> None:
         """Raises for a signature that has expired or that covers what an upload cannot send."""

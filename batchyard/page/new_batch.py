@@ -112,7 +112,7 @@ async def upload(request: Request) -> Response:
 
     try:
         content = sent.content(body_stream(request))
-        file = await upload_file(caller.services, caller.tenant, content, use)
+        file = await upload_file(caller.services, caller.tenant, content, use, lambda: True)
     except RequestRefused as error:
         return shell(request, caller, "new.html", message=str(error), status=400)
     return RedirectResponse(f"/new/{file.id}", status_code=_SEE_OTHER)

@@ -19,9 +19,9 @@ from batchyard.services.arrivals import Arrivals
 from batchyard.services.machine.home import in_home
 from batchyard.services.machine.scratch import Scratch, remove_left
 from batchyard.services.machine.secret_key import key_file, read_secret_keys
-from batchyard.storage.bucket import S3Bucket, S3Credentials
+from batchyard.storage.bucket_storage import BucketStorage
+from batchyard.storage.buckets import BUCKETS, bucket_address
 from batchyard.storage.local import LocalStorage
-from batchyard.storage.s3 import S3Storage
 from batchyard.store import open_store
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ async def open_services(
     """Open the database, the object store and a scratch folder; close them at the end.
 
     ``credentials``: for locations that users name, for example ``s3://``; the object store itself
-    has those of the environment. ``storage_backoff``: how often each call of an S3 store is tried;
+    has those of the environment. ``storage_backoff``: how often each call of a bucket is tried;
     None: for half a minute. Within the block, :func:`current_services` gives the services to
     whatever runs in its context. Only the embedded database, which no other version uses, is
     migrated here.
@@ -240,8 +240,9 @@ def _open_storage(settings: Settings, backoff: Backoff | None) -> Storage:
     place = settings.storage
     if place is None:
         return LocalStorage(settings.home_folder / "objects")
-    if place.startswith("s3://"):
-        bucket, _, prefix = place.removeprefix("s3://").partition("/")
-        credentials = S3Credentials(ca_file=settings.ca_file)
-        return S3Storage(S3Bucket(bucket, credentials, backoff=backoff), prefix)
+    if address := bucket_address(place):
+        scheme, name, prefix = address
+        kind = BUCKETS[scheme]
+        bucket = kind.open(name, kind.credentials(ca_file=settings.ca_file), backoff)
+        return BucketStorage(bucket, prefix)
     return LocalStorage(Path(place).expanduser().absolute())

@@ -33,6 +33,7 @@ from batchyard.processes.threads import in_executor, in_thread
 from batchyard.services.services import access_with
 from batchyard.steps.forecast.known_lengths import KnownLengths, nothing_learned
 from batchyard.steps.prepare.deep_validation import DeepValidation, first_model
+from batchyard.storage.compression import MAGIC_BYTES, is_packed
 from batchyard.storage.file import os_errors_as_ours, write_file
 
 if TYPE_CHECKING:
@@ -160,13 +161,20 @@ async def _local_path(
 ) -> Path:
     if isinstance(location, LocalFile):
         with os_errors_as_ours(str(location)):
-            if location.path.is_file() and location.path.stat().st_size <= limit_bytes:
+            if await in_thread(_may_be_read_there, location.path, limit_bytes):
                 return location.path
     # Whatever is wrong with it is said here, as for a batch.
     path = folder / "input"
     access = access_with(settings)
     await write_file(path, read_location(location, limit_bytes=limit_bytes, access=access))
     return path
+
+
+def _may_be_read_there(path: Path, limit_bytes: int) -> bool:
+    if not path.is_file() or path.stat().st_size > limit_bytes:
+        return False
+    with path.open("rb") as file:
+        return not is_packed(file.read(MAGIC_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@
     endpoint_url = "https://s3.example.org"
     secret_access_key = { variable = "S3_SECRET" }
 
+    [azure]                                       # those for az:// places; [google]: for gs://
+    account_name = "results"
+    account_key = { variable = "AZURE_KEY" }
+
 It may be the file of settings as well, ``batchyard.toml``.
 """
 
@@ -27,7 +31,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import SecretStr, ValidationError
 
@@ -37,7 +41,13 @@ from batchyard.errors import SettingsError
 from batchyard.lines.offer import clashes
 from batchyard.settings import Settings
 from batchyard.settings_sources import read_config, settings_of, unknown_name
-from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
+from blocks import (
+    AzureCredentialsBlock,
+    GoogleCredentialsBlock,
+    RemoteEngineBlock,
+    S3CredentialsBlock,
+    VllmEngineBlock,
+)
 from commands.prefect.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 
 if TYPE_CHECKING:
@@ -47,7 +57,15 @@ if TYPE_CHECKING:
     from prefect.blocks.core import Block
 
 EngineBlock = VllmEngineBlock | RemoteEngineBlock
-B = TypeVar("B", VllmEngineBlock, RemoteEngineBlock, S3CredentialsBlock)
+CredentialsBlock = S3CredentialsBlock | AzureCredentialsBlock | GoogleCredentialsBlock
+B = TypeVar("B", bound=EngineBlock | CredentialsBlock)
+
+CREDENTIALS: Final[Mapping[str, type[CredentialsBlock]]] = {
+    "s3": S3CredentialsBlock,
+    "azure": AzureCredentialsBlock,
+    "google": GoogleCredentialsBlock,
+}
+"""The tables of credentials, and the block that each of them is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +87,7 @@ class DeployFile:
 
     models: tuple[ServedModel, ...] = ()
     engines_at_once: Mapping[str, int] = field(default_factory=dict)
-    s3: S3CredentialsBlock | None = None
+    credentials: Sequence[CredentialsBlock] = ()
 
     @property
     def gpu_pools(self) -> list[str]:
@@ -90,12 +108,16 @@ def read_deploy_file(path: Path) -> DeployFile:
         models = tuple(_model(entry) for entry in _tables(data.get("models", []), "[[models]]"))
         _check_distinct(models)
         limits = _limits(data.get("engines_at_once", {}))
-        s3 = _block(S3CredentialsBlock, data["s3"], "[s3]") if "s3" in data else None
+        credentials = tuple(
+            _block(kind, data[name], f"[{name}]")
+            for name, kind in CREDENTIALS.items()
+            if name in data
+        )
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
     if CONTROL_POOL in DeployFile(models, limits).gpu_pools:
         raise SettingsError(f"{path}: the pool {CONTROL_POOL} runs no engines: name another one.")
-    return DeployFile(models, limits, s3)
+    return DeployFile(models, limits, credentials)
 
 
 def _tables(value: Any, what: str) -> list[dict[str, Any]]:

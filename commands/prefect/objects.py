@@ -12,7 +12,7 @@ from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
+from blocks import CREDENTIALS, RemoteEngineBlock, VllmEngineBlock
 from commands.prefect.pools import CONTROL_POOL
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from commands.prefect.deploy_file import DeployFile
 
-S3_BLOCK = "default"
-"""The block of the credentials for s3:// places; flows/process/worker.py loads it by this name."""
+CREDENTIALS_BLOCK = "default"
+"""The block of the credentials for each kind of bucket; flows/process/worker.py loads it by this
+name."""
 
 _FIRST_LIMIT = 1
 """The engines at once of a GPU pool that we create, unless the file has another number."""
@@ -56,14 +57,15 @@ async def make_pools(client: PrefectClient, wanted: DeployFile) -> AsyncIterator
 
 
 async def make_blocks(client: PrefectClient, wanted: DeployFile) -> AsyncIterator[str]:
-    """The block types, a block for each model, and the credentials for s3:// places."""
-    for kind in (VllmEngineBlock, RemoteEngineBlock, S3CredentialsBlock):
+    """The block types, a block for each model, and the credentials for buckets."""
+    for kind in (VllmEngineBlock, RemoteEngineBlock, *CREDENTIALS.values()):
         await kind.aregister_type_and_schema(client=client)
     for model in wanted.models:
         if await _save(model.block, model.name):
             yield f"block {_slug(type(model.block))}/{model.name} written"
-    if wanted.s3 is not None and await _save(wanted.s3, S3_BLOCK):
-        yield f"block {_slug(S3CredentialsBlock)}/{S3_BLOCK} written"
+    for block in wanted.credentials:
+        if await _save(block, CREDENTIALS_BLOCK):
+            yield f"block {_slug(type(block))}/{CREDENTIALS_BLOCK} written"
 
 
 async def other_blocks(client: PrefectClient, wanted: DeployFile) -> AsyncIterator[str]:

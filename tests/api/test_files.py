@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import openai
 import pytest
+from backports import zstd
 
 from batchyard.api.files.files import download_file, file_response
 from batchyard.api.http.api_error import ApiError
@@ -22,6 +23,8 @@ from tests.services.read_after import ReadAfter
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    import httpx
 
     from batchyard.services.services import Services
     from tests.api.conftest import Api
@@ -306,12 +309,84 @@ def test_an_input_that_cannot_be_one_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("in.jsonl.gz", gzip.compress(LINE)),
+        ("in.jsonl.zst", zstd.compress(LINE)),
+        ("in.jsonl", gzip.compress(LINE)),
+        ("in.jsonl.gz", LINE),
+    ],
+    ids=["gzip", "zstd", "named otherwise", "only named so"],
+)
+def test_a_compressed_input_is_kept_decompressed(api: Api, name: str, content: bytes) -> None:
+    client = api.openai()
+    file = client.files.create(file=(name, content), purpose="batch")
+    assert (file.filename, file.bytes) == ("in.jsonl", len(LINE))
+    assert client.files.content(file.id).content == LINE
+
+
+def test_a_compressed_file_for_another_purpose_stays_as_it_is(api: Api) -> None:
+    content = gzip.compress(LINE)
+    file = api.openai().files.create(file=("in.jsonl.gz", content), purpose="user_data")
+    assert (file.filename, file.bytes) == ("in.jsonl.gz", len(content))
+
+
+def file_before_purpose(api: Api, purpose: str) -> httpx.Response:
+    """As openai-node sends it."""
+    parts = [("file", ("in.jsonl.gz", gzip.compress(LINE))), ("purpose", (None, purpose.encode()))]
+    with api.http() as http:
+        return http.post("/files", files=parts)
+
+
+def test_a_purpose_behind_a_compressed_input_counts_as_well(api: Api) -> None:
+    sent = file_before_purpose(api, "batch")
+    assert (sent.status_code, sent.json()["bytes"]) == (200, len(LINE))
+
+
+def test_another_purpose_behind_a_compressed_file_is_refused(api: Api) -> None:
+    sent = file_before_purpose(api, "user_data")
+    assert sent.status_code == 400
+    assert sent.json()["error"]["message"] == (
+        "The file is compressed, and its purpose came behind it: send 'purpose' first."
+    )
+    assert api.objects() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(LINE)[:-3], "The file is cut off: its compressed data have no end."),
+        (zstd.compress(LINE) + b"more", "The file is damaged: it is not valid zstd."),
+    ],
+    ids=["cut off", "damaged"],
+)
+def test_a_damaged_input_is_refused_and_leaves_nothing(api: Api, content: bytes, said: str) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        api.openai().files.create(file=("in.jsonl.gz", content), purpose="batch")
+    assert isinstance(raised.value.body, dict)
+    assert raised.value.body["message"] == said
+    assert (raised.value.param, raised.value.code) == ("file", "invalid_file")
+    assert api.objects() == []
+
+
+def test_a_small_file_with_more_content_than_an_input_may_have_is_refused(api: Api) -> None:
+    content = zstd.compress(bytes(300 * 1024**2))
+    with pytest.raises(openai.APIStatusError) as raised:
+        api.openai().files.create(file=("in.jsonl.zst", content), purpose="batch")
+    assert (raised.value.status_code, raised.value.code) == (413, "file_too_large")
+    assert api.objects() == []
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         (LINE.decode().encode("utf-16"), "The file is UTF-16, so save it as UTF-8."),
-        (gzip.compress(LINE), "The file is compressed with gzip, so decompress it first."),
+        (
+            gzip.compress(gzip.compress(LINE)),
+            "The file is compressed with gzip, so decompress it first.",
+        ),
     ],
-    ids=["UTF-16", "gzip"],
+    ids=["UTF-16", "gzip twice"],
 )
 def test_an_input_of_another_format_is_named(api: Api, content: bytes, said: str) -> None:
     with pytest.raises(openai.BadRequestError) as raised:

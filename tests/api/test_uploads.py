@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import pytest
 from batchyard.errors import StorageError, StoreUnavailable, TransitionConflict
 from batchyard.files.complete import complete_upload
 from batchyard.files.parts import cancel_upload, expire_uploads
-from batchyard.store import NewUpload
+from batchyard.store import NewUpload, Quota
 from batchyard.store.tables.upload import UPLOADS
 from tests.api.conftest import LINE
 from tests.services.read_after import ReadAfter, ReadBefore
@@ -140,6 +141,32 @@ def test_a_joined_input_is_checked_like_any_other(api: Api) -> None:
         api.openai().uploads.complete(upload.id, part_ids=[part.id])
     assert raised.value.code == "invalid_json_line"
     assert api.objects() == [f"uploads/{upload.id}/{part.id}"]
+
+
+def test_compressed_parts_make_a_file_that_is_decompressed(api: Api) -> None:
+    """'md5' is that of what was sent."""
+    client, packed = api.openai(), gzip.compress(LINE * 3)
+    upload = begin(api, len(packed), filename="in.jsonl.gz")
+    parts = [
+        client.uploads.parts.create(upload.id, data=data).id for data in (packed[:9], packed[9:])
+    ]
+    md5 = hashlib.md5(packed, usedforsecurity=False).hexdigest()
+    file = client.uploads.complete(upload.id, part_ids=parts, md5=md5).file
+    assert file is not None
+    assert (file.filename, file.bytes) == ("in.jsonl", 3 * len(LINE))
+    assert client.files.content(file.id).content == LINE * 3
+
+
+async def test_an_upload_is_decompressed_within_the_quota(api: Api, services: Services) -> None:
+    packed = gzip.compress(LINE + b" " * 100_000)
+    upload = begin(api, len(packed))
+    await services.store.tenants.set_quota("one", Quota(max_stored_bytes=100_000))
+    client = api.openai(max_retries=0)
+    part = client.uploads.parts.create(upload.id, data=packed)
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.uploads.complete(upload.id, part_ids=[part.id])
+    assert (raised.value.status_code, raised.value.code) == (413, "storage_limit_exceeded")
+    assert not [each for each in api.objects() if each.startswith("files/")]
 
 
 def test_a_cancelled_upload_is_over_and_its_parts_are_wiped(api: Api) -> None:

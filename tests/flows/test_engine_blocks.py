@@ -19,7 +19,12 @@ from batchyard.engine.vllm.vllm import VllmEngine
 from batchyard.errors import ModelNotFound, SettingsError
 from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
 from batchyard.settings import Settings, read_settings
-from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
+from blocks import (
+    GoogleCredentialsBlock,
+    RemoteEngineBlock,
+    S3CredentialsBlock,
+    VllmEngineBlock,
+)
 from flows.process.worker import engine_from_block, hours_from_block
 from tests.pages import block
 
@@ -249,6 +254,7 @@ async def test_a_block_with_fields_of_another_version_is_named(settings: Setting
         ("adapters", "qwen-qwen3-8b"),
         ("hours", "qwen-qwen3-8b"),
         ("s3", "default"),
+        ("clouds", "default"),
     ],
 )
 def test_the_programs_of_the_page_save_blocks(name: str, saved: str) -> None:
@@ -260,6 +266,7 @@ def test_the_programs_of_the_page_save_blocks(name: str, saved: str) -> None:
         "remote": RemoteEngineBlock,
         "objective": RemoteEngineBlock,
         "s3": S3CredentialsBlock,
+        "clouds": GoogleCredentialsBlock,
     }
     kind = kinds.get(name, VllmEngineBlock)
     assert kind.load(saved)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from backports import zstd
 
 from batchyard.batch.chains import Stage
 from batchyard.control.chains import chain_parts
@@ -518,6 +519,13 @@ def parts_of(yard: Yard, kind: str) -> str:
         path = yard.folder / "data.jsonl"
         path.write_text("".join(lines))
         return str(path)
+    if kind == "packed":
+        lines = [f"{json.dumps(row)}\n".encode() for row in table.to_pylist()]
+        folder = yard.folder / "packed"
+        folder.mkdir()
+        (folder / "1.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:2])))
+        (folder / "2.jsonl.zst").write_bytes(zstd.compress(b"".join(lines[2:])))
+        return str(folder)
     if kind == "arrow":
         path = yard.folder / "data.arrow"
         with pa.ipc.new_file(str(path), table.schema) as writer:
@@ -531,7 +539,7 @@ def parts_of(yard: Yard, kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", ["folder", "pattern", "lines", "arrow", "saved", "splits", "named"]
+    "kind", ["folder", "pattern", "lines", "packed", "arrow", "saved", "splits", "named"]
 )
 async def test_a_dataset_may_be_of_several_files_and_formats(yard: Yard, kind: str) -> None:
     lines = await rendered(yard, parts_of(yard, kind))

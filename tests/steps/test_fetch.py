@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from backports import zstd
 
 from batchyard.errors import InputRefused, StorageError, TransitionConflict
 from batchyard.files.delete import delete_file
+from batchyard.lifecycle import BatchStatus
+from batchyard.locations.local_file import LocalFile
+from batchyard.locations.location import parse_location
+from batchyard.locations.several import Several
 from batchyard.steps.create.create import BatchRequest, create_batch
 from batchyard.steps.fetch.fetch import fetch_input
 from batchyard.steps.fetch.input_file import store_input
@@ -15,7 +23,7 @@ from batchyard.store import NewFile
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from batchyard.store import FileRecord
 
@@ -34,6 +42,44 @@ async def fetch(yard: Yard, file: FileRecord) -> int:
 
 async def test_the_tenants_own_file_is_run(yard: Yard) -> None:
     assert await fetch(yard, await uploaded(yard)) == 3
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
+async def test_a_compressed_input_runs_as_the_plain_one_does(
+    yard: Yard, pack: Callable[[bytes], bytes]
+) -> None:
+    """What is stored are its lines, to which the plan's offsets belong."""
+    lines = b"".join(json.dumps(chat_line(f"id-{n}")).encode() + b"\n" for n in range(3000))
+    source = yard.folder / "in.jsonl.gz"
+    source.write_bytes(pack(lines))
+    batch = await yard.run([], input=str(source), output=str(yard.folder / "out.jsonl"))
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 3000)
+    file = await yard.services.store.files.get(batch.input_file_id)
+    assert (file.filename, file.size_bytes) == ("in.jsonl", len(lines))
+    assert file.sha256 == hashlib.sha256(lines).hexdigest()
+
+
+async def test_a_compressed_input_is_one_of_several(yard: Yard) -> None:
+    one, two = yard.folder / "one.jsonl", yard.folder / "two.jsonl.zst"
+    one.write_text(json.dumps(chat_line("one")))
+    two.write_bytes(zstd.compress(json.dumps(chat_line("two")).encode()))
+    place = Several((LocalFile(one), LocalFile(two)))
+    batch = await yard.run([], input=place.text)
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 2)
+
+
+@pytest.mark.parametrize("client", [False, True], ids=["an operator's", "a client's"])
+async def test_an_input_that_decompresses_to_very_much_is_refused_before_it_is_stored(
+    yard: Yard, client: bool
+) -> None:
+    source = yard.folder / "in.jsonl.zst"
+    source.write_bytes(zstd.compress(bytes(64 * 1024**2)) * 20)
+    place = parse_location(str(source))
+    request = BatchRequest(input=place, public_urls=client)
+    batch_id = await create_batch(yard.services, request)
+    with pytest.raises(StorageError, match="decompress"):
+        await fetch_input(yard.services, batch_id)
+    assert [key async for key in yard.services.storage.list("files/")] == []
 
 
 async def test_the_file_of_another_tenant_is_as_unknown_as_none(yard: Yard) -> None:

@@ -42,7 +42,7 @@ async def uploaded(yard: Yard, content: bytes, tenant: str = "default") -> str:
         yield content[1:]
 
     use = FileUse("in.jsonl", "batch")
-    return (await upload_file(yard.services, tenant, blocks(), lambda: use)).id
+    return (await upload_file(yard.services, tenant, blocks(), lambda: use, lambda: True)).id
 
 
 async def created(yard: Yard, *file_ids: str, **request: Any) -> str:

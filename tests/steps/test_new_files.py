@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import time
@@ -75,6 +76,23 @@ async def test_each_file_makes_one_batch_whose_results_have_its_name(yard: Yard)
     assert [str(path) for path in written] == ["2026/b.results.jsonl", "a.results.jsonl"]
     again = await look(yard)
     assert (again.batches, again.known) == ({}, 2)
+
+
+async def test_a_compressed_file_makes_a_batch_whose_results_are_compressed(yard: Yard) -> None:
+    put(yard, "a.jsonl")
+    packed = put(yard, "a.jsonl.gz")
+    content, written = gzip.compress(packed.read_bytes()), packed.stat().st_mtime
+    packed.write_bytes(content)
+    os.utime(packed, (written, written))
+    found = await look(yard)
+    assert sorted(found.batches) == ["a.jsonl", "a.jsonl.gz"]
+    for batch_id in found.batches.values():
+        await yard.finish(batch_id)
+    out = yard.folder / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("a.results.jsonl", "a.results.jsonl.gz")
+    ]
+    assert json.loads(gzip.decompress((out / "a.results.jsonl.gz").read_bytes()))
 
 
 async def test_with_a_template_a_dataset_is_a_new_file_too(yard: Yard) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from backports import zstd
 
 from batchyard.batch_error import BatchError
 from batchyard.database.sealed import give_keys, new_sealing_key
 from batchyard.errors import EngineStartFailed, InputRefused, LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.services.segments.segments import put_bytes
+from batchyard.services.segments.segments import put_bytes, read_object
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.collect import publish
 from batchyard.steps.collect.collect import collect_results
@@ -22,6 +24,7 @@ from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from batchyard.steps.collect.collect import Collected
@@ -75,6 +78,24 @@ async def test_one_who_loses_the_batch_while_it_delivers_does_not_end_it(
     with pytest.raises(LeaseLost):
         await publish_results(yard.services, batch_id, made)
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.FINALIZING
+
+
+@pytest.mark.parametrize(
+    ("suffix", "unpack"), [(".gz", gzip.decompress), (".zst", zstd.decompress)]
+)
+async def test_a_place_whose_name_says_so_gets_a_compressed_file(
+    yard: Yard, suffix: str, unpack: Callable[[bytes], bytes]
+) -> None:
+    output, errors = yard.folder / f"out.jsonl{suffix}", yard.folder / f"err.jsonl{suffix}"
+    lines = [chat_line("a"), chat_line("b") | {"body": {"model": MODEL}}]
+    batch = await yard.run(lines, output=str(output), error=str(errors), on_invalid="error_file")
+    assert not batch.undelivered
+    for path, file_id in ((output, batch.output_file_id), (errors, batch.error_file_id)):
+        file = await yard.services.store.files.get(str(file_id))
+        stored = await read_object(yard.services.storage, file.storage_key)
+        assert unpack(path.read_bytes()) == stored
+        assert stored.startswith(b"{")
+    assert list(yard.services.spool.glob("packed-*")) == []
 
 
 async def test_no_copy_of_a_file_stays_on_the_disk(yard: Yard) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from batchyard.errors import SettingsError
 from batchyard.schedule.hours import Hours, HoursWindow
+from batchyard.storage.bucket import S3Credentials
+from batchyard.storage.cloud_bucket import AzureCredentials, GoogleCredentials
 from blocks import RemoteEngineBlock, VllmEngineBlock
 from commands.prefect.deploy_file import DeployFile, read_deploy_file
 from tests.pages import block
@@ -49,6 +51,19 @@ def test_the_file_of_the_page_can_be_read(read, monkeypatch: pytest.MonkeyPatch)
     file = read(block("docs/how-to/install.md", "models"))
     assert {each.name for each in file.models} == {"qwen-qwen3-8b", "org-large"}
     assert file.gpu_pools == ["gpu", "remote"]
+
+
+def test_each_kind_of_bucket_has_its_table_of_credentials(
+    read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_KEY", "a2V5")
+    azure = '[azure]\naccount_name = "results"\naccount_key = { variable = "AZURE_KEY" }\n'
+    file = read(f'{azure}[google]\nservice_account_key = "{{}}"\n[s3]\nregion = "eu"\n')
+    assert [each.build() for each in file.credentials] == [
+        S3Credentials(region="eu"),
+        AzureCredentials(account_name="results", account_key="a2V5"),
+        GoogleCredentials(service_account_key="{}"),
+    ]
 
 
 def test_the_usual_pool_needs_no_name(read) -> None:

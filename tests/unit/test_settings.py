@@ -161,7 +161,9 @@ def test_an_empty_home_is_not_the_working_folder(monkeypatch: pytest.MonkeyPatch
         read_settings()
 
 
-@pytest.mark.parametrize("place", ["gs://bucket", "S3://bucket", "s3:/bucket", "s3://", "data", ""])
+@pytest.mark.parametrize(
+    "place", ["gcs://bucket", "S3://bucket", "s3:/bucket", "az://", "data", ""]
+)
 def test_a_place_that_each_flow_run_would_find_elsewhere_is_no_object_store(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +183,9 @@ def test_a_database_that_each_flow_run_would_find_elsewhere_is_refused(
     assert "own.db" not in str(refused.value)
 
 
-@pytest.mark.parametrize("place", ["/srv/batches", "~/batches", "s3://bucket", "s3://bucket/a/b"])
+@pytest.mark.parametrize(
+    "place", ["/srv/batches", "~/batches", "s3://bucket", "s3://bucket/a/b", "az://b/a", "gs://b"]
+)
 def test_a_folder_or_a_bucket_may_be_the_object_store(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ from batchyard.files.upload import (
     FileUse,
     checked_lifetime,
     limit_bytes,
+    may_be_input,
     upload_file,
 )
 from batchyard.services.quotas import default_quota
@@ -87,6 +88,7 @@ async def create_file(request: Request, caller: Authenticated) -> JsonResponse[F
         caller.tenant,
         sent.content(body_stream(request)),
         lambda: _use(caller, sent),
+        lambda: _may_be_input(sent),
     )
     return JsonResponse(file.to_wire())
 
@@ -204,6 +206,12 @@ def _announced_bytes(request: Request) -> int:
     """How long the body is to be; 0: it does not say."""
     announced = request.headers.get("content-length", "0")
     return int(announced) if announced.isdecimal() else 0
+
+
+def _may_be_input(form: Form) -> bool:
+    """As far as the form has come: its purpose may be behind the file, as openai-node sends it."""
+    name = (form.file.filename if form.file else None) or _UNNAMED
+    return form.fields.get("purpose", "batch") == "batch" and may_be_input(name)
 
 
 def _use(caller: Caller, form: Form) -> FileUse:

@@ -19,6 +19,7 @@ from batchyard.locations.location import parse_location
 from batchyard.processes.threads import in_thread
 from batchyard.services.user_locations import places_of
 from batchyard.steps.create.destinations import check_destinations, check_paths
+from batchyard.storage.compression import packed_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,9 +36,9 @@ def results(
         str | None,
         typer.Option(
             *("--output", "--output-file", "-o"),
-            help="Where the answers go: a path on this machine, s3://bucket/key, or a URL that "
-            "takes a PUT. -: standard output, the default. If it ends in .parquet, they are joined "
-            "to the rows of the batch's dataset.",
+            help="Where the answers go: a path on this machine, s3://bucket/key (or az://, gs://), "
+            "or a URL that takes a PUT. -: standard output, the default. If it ends in .gz or "
+            ".zst, they are compressed; if in .parquet, joined to the rows of the batch's dataset.",
             show_default=False,
         ),
     ] = None,
@@ -75,7 +76,8 @@ def results(
     """Write the output file, the error file or both of a batch that has ended.
 
     If it still runs, they are written there when it ends, in place of where they were to go. They
-    are kept for 30 days, unless the batch has another lifetime. S3 credentials are boto3's.
+    are kept for 30 days, unless the batch has another lifetime. Buckets have the credentials of
+    the environment.
 
     With --follow the batch may still run: its lines come as they are finished, each once, and the
     exit status is that of `batchyard watch`.
@@ -92,6 +94,8 @@ def results(
     asked: dict[Kind, str | None] = {"output": output, "error": errors}
     if follow and output is not None and output.lower().endswith(TABLE_SUFFIX):
         raise typer.BadParameter("It writes JSON Lines: a table needs all answers.")
+    if follow and any(place and packed_suffix(place) for place in asked.values()):
+        raise typer.BadParameter("It writes lines as they come: a compressed file needs them all.")
     if follow:
         follow_results(batch_id, {kind: place for kind, place in asked.items() if place}, order)
     places = {

@@ -18,21 +18,22 @@ INPUT_FILE = typer.Option(
     *("--input-file", "-i"),
     parser=parse_location,
     metavar="PLACE",
-    help="The input: path, s3://bucket/key or http(s) URL. With --template a dataset: Parquet, "
+    help="The input: path, s3://bucket/key (or az://, gs://) or http(s) URL, which may be "
+    "compressed with gzip or zstd. With --template a dataset: Parquet, "
     "Arrow or JSON lines, also a folder or a pattern of such files.",
 )
 OUTPUT_FILE = typer.Option(
     *("--output-file", "-o"),
     parser=parse_location,
     metavar="PLACE",
-    help="Where results go: path, s3://bucket/key or presigned PUT URL. If it ends in .parquet, "
-    "they are joined to the dataset's rows.",
+    help="Where results go: path, s3://bucket/key (or az://, gs://) or presigned PUT URL. If it "
+    "ends in .gz or .zst, they are compressed; if in .parquet, joined to the dataset's rows.",
 )
 ERRORS = typer.Option(
     *("--errors", "-e"),
     parser=parse_location,
     metavar="PLACE",
-    help="Where failed lines go: path, s3://bucket/key or presigned PUT URL.",
+    help="Where failed lines go, in the same way as results; not to .parquet.",
 )
 TENANT = typer.Option(help="The tenant's name.")
 ONLY_TENANT = typer.Option(help="Only this tenant.")

@@ -18,7 +18,8 @@ from batchyard.services.keys import file_key
 from batchyard.services.restore.storage_mark import unavailable_here
 from batchyard.services.segments.local_copy import local_copy
 from batchyard.steps.fetch.input_file import is_kept
-from batchyard.storage.file import os_errors_as_ours
+from batchyard.storage.compression import packed, packed_suffix
+from batchyard.storage.file import os_errors_as_ours, write_file
 from batchyard.wire import result_file_id
 
 if TYPE_CHECKING:
@@ -67,7 +68,11 @@ async def _local_result(
 ) -> AsyncIterator[Path]:
     if not is_table(location):
         async with local_copy(services, key) as path:
-            yield path
+            if not packed_suffix(location.filename):
+                yield path
+                return
+            async with _packed(services, path, location.filename) as small:
+                yield small
         return
     with os_errors_as_ours(str(services.spool)):
         folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="table-"))
@@ -75,6 +80,19 @@ async def _local_result(
             yield await _made(services, batch, keys, folder)
         finally:
             await in_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _packed(services: Services, path: Path, name: str) -> AsyncIterator[Path]:
+    """A copy of the file, compressed as the end of ``name`` says."""
+    with os_errors_as_ours(str(services.spool)):
+        folder = Path(await in_thread(tempfile.mkdtemp, dir=services.spool, prefix="packed-"))
+    try:
+        copy = folder / "result"
+        await write_file(copy, packed(path, name), is_private=True)
+        yield copy
+    finally:
+        await in_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder: Path) -> Path:

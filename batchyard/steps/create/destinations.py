@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from batchyard.datasets.files import fits, is_table, split_pattern
 from batchyard.errors import RequestRefused
+from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.local_file import LocalFile
-from batchyard.locations.s3_object import S3Object
 from batchyard.locations.several import Several
 from batchyard.processes.threads import in_thread
 from batchyard.store import UrlFacts
@@ -120,8 +120,8 @@ def _check_outside(wanted: Mapping[str, Location | None], dataset: Location | No
 
 def _is_in(place: Location, dataset: Location) -> bool:
     """Whether the place is below the dataset's folder or prefix, or its pattern matches it."""
-    if isinstance(place, S3Object) and isinstance(dataset, S3Object):
-        if place.bucket != dataset.bucket:
+    if isinstance(place, BucketObject) and isinstance(dataset, BucketObject):
+        if (place.scheme, place.bucket) != (dataset.scheme, dataset.bucket):
             return False
         is_below = dataset.key.endswith("/") and place.key.startswith(dataset.key)
         return is_below or fits(place.key, dataset.key)

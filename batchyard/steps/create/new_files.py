@@ -16,6 +16,7 @@ from batchyard.errors import QuotaExceeded, RequestRefused, StorageError, Window
 from batchyard.logs import event_logger
 from batchyard.logs.printable import printable
 from batchyard.steps.create.create import accept_batch
+from batchyard.storage.compression import SUFFIXES, packed_suffix
 from batchyard.store import NEW_FILES, IdempotencyKey
 from batchyard.wire import new_file_id
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 _SUFFIX: Final = ".jsonl"
+_SUFFIXES: Final = (_SUFFIX, *(_SUFFIX + packed for packed in SUFFIXES))
 _KEYS_AT_ONCE: Final = 500
 _OF_A_FILE: Final = frozenset({"input", "output", "error"})
 """Parameters of a batch that are other ones for each file."""
@@ -61,10 +63,11 @@ async def submit_new_files(
     """Create a batch for each ``.jsonl`` file in ``source`` that has none, up to ``limit``.
 
     A batch is as ``request`` has it, with the file as its input. The results of ``a/b.jsonl`` go to
-    ``a/b.results.jsonl`` and ``a/b.errors.jsonl`` in ``target``. Where the request has a template,
-    a batch is also created for each ``a/b.parquet``, and its results go to ``a/b.results.parquet``
-    and ``a/b.parquet.errors.jsonl``. A file that was replaced by
-    another one is new. What is wrong with one file leaves the others as they are.
+    ``a/b.results.jsonl`` and ``a/b.errors.jsonl`` in ``target``; those of ``a/b.jsonl.gz`` and
+    ``a/b.jsonl.zst`` are compressed as well. Where the request has a template, a batch is also
+    created for each ``a/b.parquet``, and its results go to ``a/b.results.parquet`` and
+    ``a/b.parquet.errors.jsonl``. A file that was replaced by another one is new. What is wrong with
+    one file leaves the others as they are.
 
     Raises :class:`~batchyard.errors.RequestRefused` for a request that no file could be run with,
     and :class:`~batchyard.errors.StorageError` if the folder cannot be read.
@@ -77,7 +80,7 @@ async def submit_new_files(
             code="invalid_value",
         )
     done = NewFiles()
-    suffixes = (_SUFFIX,) if request.template is None else (_SUFFIX, TABLE_SUFFIX)
+    suffixes = _SUFFIXES if request.template is None else (*_SUFFIXES, TABLE_SUFFIX)
     async with aclosing(_in_groups(services, source, suffixes, done)) as groups:
         async for group in groups:
             await _submit_group(services, group, target, request, done, limit=limit)
@@ -157,8 +160,9 @@ async def _submit(
     *,
     key: str,
 ) -> None:
-    stem = file.name.removesuffix(_SUFFIX)
-    results = f"{stem}.results{_SUFFIX}"
+    suffix = _SUFFIX + packed_suffix(file.name)
+    stem = file.name.removesuffix(suffix)
+    results = f"{stem}.results{suffix}"
     if stem.endswith(TABLE_SUFFIX):
         results = f"{stem.removesuffix(TABLE_SUFFIX)}.results{TABLE_SUFFIX}"
     ours = new_file_id()
@@ -169,7 +173,7 @@ async def _submit(
             input=file.location,
             input_file_id=ours,
             output=None if target is None else await target.place(results),
-            error=None if target is None else await target.place(f"{stem}.errors{_SUFFIX}"),
+            error=None if target is None else await target.place(f"{stem}.errors{suffix}"),
         ),
         # Of one file there may be one batch, whatever was asked besides.
         idempotency=IdempotencyKey(route=NEW_FILES, key=key, fingerprint=key),

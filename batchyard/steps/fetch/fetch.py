@@ -24,6 +24,7 @@ from batchyard.steps.fetch.input_file import (
 from batchyard.steps.fetch.input_place import failures_of_input, read_input
 from batchyard.steps.fetch.join import join_files, join_places
 from batchyard.steps.fetch.render import render_rows
+from batchyard.storage.compression import unpacked_name
 from batchyard.storage.file import os_errors_as_ours
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ async def fetch_input(services: Services, batch_id: str) -> int:
 
     await _check_here(services, location)
     stored = await store_input(services, batch, parts())
-    return await record_input(services, batch, stored, location.filename or "input.jsonl")
+    return await record_input(
+        services, batch, stored, unpacked_name(location.filename) or "input.jsonl"
+    )
 
 
 async def is_small_here(services: Services, batch_id: str) -> bool:

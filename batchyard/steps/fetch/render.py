@@ -20,8 +20,8 @@ from batchyard.errors import (
     StorageLimitExceeded,
     TransitionConflict,
 )
+from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.local_file import LocalFile
-from batchyard.locations.s3_object import S3Object
 from batchyard.locations.several import Several
 from batchyard.processes.threads import in_thread
 from batchyard.services.keys import rows_key
@@ -36,6 +36,7 @@ from batchyard.steps.fetch.input_file import (
     wipe_unnamed,
 )
 from batchyard.steps.fetch.input_place import failures_of_input, read_input
+from batchyard.storage.compression import unpacked_name
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.store import NewFile
 from batchyard.store.tables.file import FILE_LIFETIME_SECONDS
@@ -168,7 +169,7 @@ async def _local_files(
     for each in location.places if isinstance(location, Several) else (location,):
         if isinstance(each, LocalFile):
             places += map(LocalFile, await in_thread(local_files, each.path.absolute()))
-        elif isinstance(each, S3Object) and (each.key.endswith("/") or is_pattern(each.key)):
+        elif isinstance(each, BucketObject) and (each.key.endswith("/") or is_pattern(each.key)):
             places += await _objects(services, batch, each)
         else:
             places.append(each)
@@ -177,7 +178,7 @@ async def _local_files(
         if isinstance(place, LocalFile):
             files.append(place.path)
             continue
-        path = folder / str(number) / (place.filename[-_NAME_CHARS:] or "dataset")
+        path = folder / str(number) / (unpacked_name(place.filename)[-_NAME_CHARS:] or "dataset")
         await in_thread(path.parent.mkdir)
         copy = await write_file(path, read_input(services, batch, place, limit_bytes=left))
         left -= copy.size_bytes
@@ -185,9 +186,11 @@ async def _local_files(
     return tuple(files)
 
 
-async def _objects(services: Services, batch: BatchRecord, location: S3Object) -> list[Location]:
+async def _objects(
+    services: Services, batch: BatchRecord, location: BucketObject
+) -> list[Location]:
     """The data files of a prefix that ends in a slash, or of a pattern."""
     access = services.access_for(batch.options)
     keys = [key async for key in location.keys(access, literal_of(location.key))]
     found = object_files(keys, location.key, str(location))
-    return [S3Object(location.bucket, key) for key in found]
+    return [BucketObject(location.scheme, location.bucket, key) for key in found]

@@ -8,7 +8,7 @@ import pytest
 
 from batchyard.errors import LocationRefused, ObjectNotFound
 from batchyard.locations.access import Access
-from batchyard.locations.folder import FoundFile, LocalFolder, S3Prefix, parse_folder
+from batchyard.locations.folder import BucketPrefix, FoundFile, LocalFolder, parse_folder
 from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def access(s3: S3Credentials) -> Access:
 
 
 @pytest.fixture
-def folder(prefix: str) -> S3Prefix:
-    return S3Prefix(BUCKET, f"{prefix}/in/")
+def folder(prefix: str) -> BucketPrefix:
+    return BucketPrefix("s3", BUCKET, f"{prefix}/in/")
 
 
 async def found(folder: Any, access: Access) -> dict[str, FoundFile]:
@@ -35,7 +35,7 @@ async def found(folder: Any, access: Access) -> dict[str, FoundFile]:
 
 
 async def test_the_objects_below_a_prefix_are_found_with_what_names_their_content(
-    folder: S3Prefix, access: Access, s3_client: Any
+    folder: BucketPrefix, access: Access, s3_client: Any
 ) -> None:
     for name in ("a.jsonl", "b/c d+ä.jsonl"):
         s3_client.put_object(Bucket=BUCKET, Key=folder.prefix + name, Body=name.encode())
@@ -51,7 +51,7 @@ async def test_the_objects_below_a_prefix_are_found_with_what_names_their_conten
 
 
 async def test_an_object_that_is_still_uploaded_or_empty_is_not_whole(
-    folder: S3Prefix, access: Access, s3_client: Any
+    folder: BucketPrefix, access: Access, s3_client: Any
 ) -> None:
     names = {"Bucket": BUCKET, "Key": f"{folder.prefix}a.jsonl"}
     upload = s3_client.create_multipart_upload(**names)["UploadId"]
@@ -66,7 +66,7 @@ async def test_an_object_that_is_still_uploaded_or_empty_is_not_whole(
 
 async def test_a_bucket_that_is_missing_is_said(access: Access) -> None:
     with pytest.raises(ObjectNotFound, match="bucket does not exist"):
-        await found(S3Prefix("no-such-bucket", ""), access)
+        await found(BucketPrefix("s3", "no-such-bucket", ""), access)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_folder_contains_what_is_below_it(outer: str, inner: str, is_inside: b
 
 
 async def test_results_go_below_a_folder_that_exists(tmp_path: Path) -> None:
-    assert str(await S3Prefix("b", "out/").place("x/y.jsonl")) == "s3://b/out/x/y.jsonl"
+    assert str(await BucketPrefix("s3", "b", "out/").place("x/y.jsonl")) == "s3://b/out/x/y.jsonl"
     place = await LocalFolder(tmp_path).place("x/y.jsonl")
     assert str(place) == f"{tmp_path}/x/y.jsonl"
     await place.check_output()

@@ -23,7 +23,7 @@ from batchyard.errors import (
 )
 from batchyard.storage import bucket as bucket_module
 from batchyard.storage.bucket import S3Bucket, S3Credentials
-from batchyard.storage.s3 import S3Storage
+from batchyard.storage.bucket_storage import BucketStorage
 from tests.contract.storage.conftest import PART_BYTES, QUICK
 from tests.network.faults import Fault, Faults, Wrong
 from tests.network.http_proxy import HttpProxy
@@ -48,22 +48,22 @@ async def parts_of(content: bytes) -> AsyncIterator[bytes]:
 @contextlib.asynccontextmanager
 async def storage_behind(
     s3: S3Credentials, prefix: str, faults: Iterable[Fault | None], backoff: Backoff = QUICK
-) -> AsyncIterator[tuple[S3Storage, HttpProxy]]:
-    """An S3Storage whose every request goes through the faulty proxy."""
+) -> AsyncIterator[tuple[BucketStorage, HttpProxy]]:
+    """An BucketStorage whose every request goes through the faulty proxy."""
     async with HttpProxy(s3.endpoint_url, Faults(in_turn=iter(faults))).running() as proxy:
         behind = replace(s3, endpoint_url=proxy.url)
         bucket = S3Bucket(BUCKET, behind, part_bytes=PART_BYTES, backoff=backoff)
-        storage = S3Storage(bucket, prefix)
+        storage = BucketStorage(bucket, prefix)
         yield storage, proxy
         await storage.close()
 
 
-async def read(storage: S3Storage, key: str) -> bytes:
+async def read(storage: BucketStorage, key: str) -> bytes:
     return b"".join([block async for block in storage.get(key)])
 
 
 async def test_an_upload_survives_slow_down_and_lost_replies(
-    s3: S3Credentials, prefix: str, s3_storage: S3Storage
+    s3: S3Credentials, prefix: str, s3_storage: BucketStorage
 ) -> None:
     """With 30 % of the requests failing, a multipart upload ends with the right content."""
     dice = random.Random(7)
@@ -79,7 +79,7 @@ async def test_an_upload_survives_slow_down_and_lost_replies(
 
 
 async def test_a_cut_download_goes_on_where_it_broke(
-    s3: S3Credentials, prefix: str, s3_storage: S3Storage
+    s3: S3Credentials, prefix: str, s3_storage: BucketStorage
 ) -> None:
     """Three broken connections, and every byte is fetched about once."""
     await s3_storage.put("in", parts_of(LARGE))
@@ -96,7 +96,7 @@ async def test_a_cut_download_goes_on_where_it_broke(
 
 
 async def test_an_object_replaced_between_two_connections_is_noticed(
-    s3: S3Credentials, prefix: str, s3_storage: S3Storage
+    s3: S3Credentials, prefix: str, s3_storage: BucketStorage
 ) -> None:
     """The bytes of two versions are never mixed: the resumed read raises ObjectChanged."""
     await s3_storage.put("in", parts_of(LARGE))
@@ -114,7 +114,7 @@ async def test_an_object_replaced_between_two_connections_is_noticed(
 
 
 async def test_an_object_removed_between_two_connections_is_noticed(
-    s3: S3Credentials, prefix: str, s3_storage: S3Storage
+    s3: S3Credentials, prefix: str, s3_storage: BucketStorage
 ) -> None:
     """An object that goes away midway has changed; it is not reported as never there."""
     await s3_storage.put("in", parts_of(LARGE))
@@ -173,7 +173,7 @@ async def test_a_bucket_that_does_not_exist_is_named(s3: S3Credentials) -> None:
 
 async def test_a_storage_is_made_of_a_bucket_s_name(s3: S3Credentials, prefix: str) -> None:
     """Name, prefix and credentials are all that an operator gives."""
-    storage = S3Storage(BUCKET, f"/{prefix}/", s3)
+    storage = BucketStorage(S3Bucket(BUCKET, s3), f"/{prefix}/")
 
     await storage.put("files/a", parts_of(b"content"))
 
@@ -188,7 +188,7 @@ def test_an_endpoint_that_is_no_url_is_refused() -> None:
 
 
 async def test_a_failed_upload_leaves_no_invisible_parts(
-    s3_storage: S3Storage, s3_client: Any, prefix: str
+    s3_storage: BucketStorage, s3_client: Any, prefix: str
 ) -> None:
     """The multipart upload is aborted when its source fails."""
 
@@ -204,7 +204,7 @@ async def test_a_failed_upload_leaves_no_invisible_parts(
 
 
 async def test_an_upload_cancelled_at_any_moment_leaves_nothing(
-    s3_storage: S3Storage, s3_client: Any, prefix: str
+    s3_storage: BucketStorage, s3_client: Any, prefix: str
 ) -> None:
     """Before, while and after the upload is opened, and while a part is on its way."""
 
@@ -224,7 +224,7 @@ async def test_an_upload_cancelled_at_any_moment_leaves_nothing(
 
 
 async def test_an_object_of_more_than_ten_thousand_parts_has_larger_ones(
-    monkeypatch: pytest.MonkeyPatch, s3_client: Any, s3_storage: S3Storage, prefix: str
+    monkeypatch: pytest.MonkeyPatch, s3_client: Any, s3_storage: BucketStorage, prefix: str
 ) -> None:
     """The results of a large batch have more than 80 GiB, and would be made again without end."""
     monkeypatch.setattr(bucket_module, "_PARTS_OF_ONE_SIZE", 2)
@@ -242,7 +242,7 @@ async def test_an_object_of_more_than_ten_thousand_parts_has_larger_ones(
 
 
 async def test_more_parts_than_s3_takes_are_refused_in_words(
-    monkeypatch: pytest.MonkeyPatch, s3_storage: S3Storage
+    monkeypatch: pytest.MonkeyPatch, s3_storage: BucketStorage
 ) -> None:
     monkeypatch.setattr(bucket_module, "_MOST_PARTS", 1)
 
@@ -253,7 +253,7 @@ async def test_more_parts_than_s3_takes_are_refused_in_words(
         await s3_storage.put("out", parts())
 
 
-async def test_an_upload_holds_a_few_parts_only(s3_storage: S3Storage) -> None:
+async def test_an_upload_holds_a_few_parts_only(s3_storage: BucketStorage) -> None:
     """Sixty MiB go up while the process's Python memory grows by three parts."""
     part = bytes(MIB)
 

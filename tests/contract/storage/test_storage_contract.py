@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.storage.base import ListedObject, Storage
-    from batchyard.storage.s3 import S3Storage
+    from batchyard.storage.bucket_storage import BucketStorage
 
 KEY = "files/file-abc"
 LARGE = random.Random(0).randbytes(11 * 1024 * 1024 + 17)  # three parts of a multipart upload
@@ -316,7 +316,7 @@ async def test_folders_that_were_left_empty_go_in_the_end(tmp_path: Path) -> Non
 
 
 async def test_a_killed_process_s_upload_is_aborted(
-    s3_storage: S3Storage, s3_client: Any, prefix: str
+    s3_storage: BucketStorage, s3_client: Any, prefix: str
 ) -> None:
     """Its parts cannot be seen, but they hold prompts and cost money."""
     upload = s3_client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/files/one")

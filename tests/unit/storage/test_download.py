@@ -295,6 +295,34 @@ async def test_compressed_content_is_refused(server: WebServer, web: WebAccess) 
         await get(server.url(), web)
 
 
+async def test_compressed_content_comes_as_it_is_stored_to_those_who_unpack_it(
+    server: WebServer, web: WebAccess
+) -> None:
+    """Nobody unpacks it twice, and a broken transfer is resumed in the bytes that are stored."""
+    content = gzip.compress(CONTENT)
+    server.answers = [
+        cuts(content, MIB, ETag='"one"', Content_Encoding="gzip"),
+        says(
+            206,
+            content[MIB:],
+            ETag='"one"',
+            Content_Encoding="gzip",
+            Content_Range=f"bytes {MIB}-{len(content) - 1}/{len(content)}",
+        ),
+    ]
+    stream = download(server.url(), limit_bytes=100 * MIB, web=web, may_be_packed=True)
+    assert b"".join([block async for block in stream]) == content
+
+
+async def test_another_encoding_is_refused_though_some_may_be_unpacked(
+    server: WebServer, web: WebAccess
+) -> None:
+    server.answers = [says(200, b"brotli", Content_Encoding="br")]
+    stream = download(server.url(), limit_bytes=100 * MIB, web=web, may_be_packed=True)
+    with pytest.raises(LocationRefused, match="store it uncompressed, or with gzip or zstd"):
+        await anext(stream)
+
+
 async def test_a_length_over_the_limit_is_refused_before_the_body(
     server: WebServer, web: WebAccess
 ) -> None:

@@ -15,9 +15,9 @@ from batchyard.errors import (
     ObjectTooLarge,
 )
 from batchyard.locations.access import Access, Location
+from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.local_file import LocalFile
 from batchyard.locations.location import parse_location, read_location, write_location
-from batchyard.locations.s3_object import S3Object
 from batchyard.locations.web_url import WebUrl
 from tests.unit.storage.web_server import gives, says
 
@@ -45,8 +45,10 @@ async def read(
         ("in.jsonl", LocalFile(Path("in.jsonl"))),
         ("/data/my in.jsonl", LocalFile(Path("/data/my in.jsonl"))),
         ("C:in.jsonl", LocalFile(Path("C:in.jsonl"))),
-        ("s3://bucket/a/b c.jsonl", S3Object("bucket", "a/b c.jsonl")),
-        ("S3://bucket/k", S3Object("bucket", "k")),
+        ("s3://bucket/a/b c.jsonl", BucketObject("s3", "bucket", "a/b c.jsonl")),
+        ("S3://bucket/k", BucketObject("s3", "bucket", "k")),
+        ("az://data/a/b.jsonl", BucketObject("az", "data", "a/b.jsonl")),
+        ("gs://bucket/k", BucketObject("gs", "bucket", "k")),
         ("https://h.example/in?sig=x", WebUrl("https://h.example/in?sig=x")),
         ("HTTP://h.example/in", WebUrl("HTTP://h.example/in")),
     ],
@@ -63,7 +65,8 @@ def test_a_location_is_a_path_an_object_or_a_url(text: str, location: Location) 
         ("a\0b", "give a path"),
         ("ftp://h.example/in", "ftp:// is not supported"),
         ("file:///etc/passwd", "use a plain path"),
-        ("gs://bucket/key", "not supported"),
+        ("gcs://bucket/key", "not supported: use a plain path, s3://bucket/key, az://"),
+        ("az://container/", "write az://bucket/key"),
         ("s3://bucket", "write s3://bucket/key"),
         ("s3://bucket/", "write s3://bucket/key"),
         ("s3:///key", "write s3://bucket/key"),
@@ -156,7 +159,7 @@ async def test_checking_an_output_creates_nothing(
     """Neither a file nor a request: a probe would be an object."""
     await LocalFile(tmp_path / "out").check_output()
     await WebUrl(server.url()).check_output()
-    await S3Object("bucket", "key").check_output()
+    await BucketObject("s3", "bucket", "key").check_output()
 
     assert names_in(tmp_path) == []
     assert server.requests == []
@@ -165,7 +168,7 @@ async def test_checking_an_output_creates_nothing(
 async def test_a_key_that_names_a_folder_is_no_output() -> None:
     """As with a path: an object with the name ``out/`` would be lost in every listing."""
     with pytest.raises(LocationRefused, match=r"s3://bucket/out/ is a folder: give a file"):
-        await S3Object("bucket", "out/").check_output()
+        await BucketObject("s3", "bucket", "out/").check_output()
 
 
 async def test_a_url_is_read_and_written(server: WebServer, web: WebAccess, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Objects in an S3 bucket, under a prefix of their own."""
+"""Objects in a bucket, under a prefix of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 
 from batchyard.processes.threads import in_thread
 from batchyard.storage.base import StoredObject
-from batchyard.storage.bucket import S3Bucket
 from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
 from batchyard.storage.key import checked_key
 
@@ -19,20 +18,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.storage.base import ListedObject
-    from batchyard.storage.bucket import S3Credentials
+    from batchyard.storage.buckets import Bucket
 
 
-class S3Storage:
+class BucketStorage:
     """A :class:`~batchyard.storage.base.Storage` in ``bucket``, of which it takes charge.
 
-    Works with every server that speaks S3. Other programs' objects may live beside ``prefix``.
+    Other programs' objects may live beside ``prefix``.
     """
 
-    def __init__(
-        self, bucket: str | S3Bucket, prefix: str = "", credentials: S3Credentials | None = None
-    ) -> None:
-        """``bucket`` is a name, or a bucket set up with part size and back-off of its own."""
-        self._bucket = bucket if isinstance(bucket, S3Bucket) else S3Bucket(bucket, credentials)
+    def __init__(self, bucket: Bucket, prefix: str = "") -> None:
+        self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._downloads: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
@@ -83,7 +79,7 @@ class S3Storage:
         return path
 
     async def close(self) -> None:
-        """Close the connections to S3."""
+        """Close the connections."""
         await self._bucket.close()
 
     def _name(self, key: str) -> str:

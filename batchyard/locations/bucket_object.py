@@ -1,4 +1,4 @@
-"""``s3://bucket/key``, as a user's IN or OUT."""
+"""``s3://bucket/key``, ``az://container/key`` or ``gs://bucket/key``, as a user's IN or OUT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from batchyard.errors import LocationRefused
 from batchyard.processes.threads import in_thread
-from batchyard.storage.bucket import S3Bucket, S3Credentials
+from batchyard.storage.buckets import BUCKETS, bucket_address
 from batchyard.storage.file import read_file
 
 if TYPE_CHECKING:
@@ -17,25 +17,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.locations.access import Access
+    from batchyard.storage.buckets import Bucket
 
 
 @dataclass(frozen=True, slots=True)
-class S3Object:
+class BucketObject:
     """A :class:`~batchyard.locations.access.Location`: an object, with our credentials."""
 
+    scheme: str
     bucket: str
     key: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The object that ``s3://bucket/key`` names; raises LocationRefused for anything else."""
-        bucket, _, key = text.partition("://")[2].partition("/")
+        scheme, bucket, key = bucket_address(text) or (text.partition("://")[0].lower(), "", "")
         if not bucket or not key:
-            raise LocationRefused(f"{text} names no object: write s3://bucket/key")
-        return cls(bucket, key)
+            raise LocationRefused(f"{text} names no object: write {scheme}://bucket/key")
+        return cls(scheme, bucket, key)
 
     def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.key}"
+        return f"{self.scheme}://{self.bucket}/{self.key}"
 
     @property
     def text(self) -> str:
@@ -51,7 +53,7 @@ class S3Object:
 
     async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
         async with (
-            connected_bucket(self.bucket, access) as connected,
+            connected_bucket(self.scheme, self.bucket, access) as connected,
             contextlib.aclosing(connected.read(self.key)) as stream,
         ):
             async for block in stream:
@@ -60,7 +62,7 @@ class S3Object:
     async def keys(self, access: Access, prefix: str) -> AsyncGenerator[str]:
         """The keys of this bucket that begin with ``prefix``, in byte order."""
         async with (
-            connected_bucket(self.bucket, access) as connected,
+            connected_bucket(self.scheme, self.bucket, access) as connected,
             contextlib.aclosing(connected.list(prefix)) as found,
         ):
             async for key in found:
@@ -76,18 +78,18 @@ class S3Object:
 
     async def write(self, path: Path, access: Access) -> None:
         async with (
-            connected_bucket(self.bucket, access) as connected,
+            connected_bucket(self.scheme, self.bucket, access) as connected,
             contextlib.aclosing(read_file(path)) as parts,
         ):
             await connected.write(self.key, parts)
 
 
 @contextlib.asynccontextmanager
-async def connected_bucket(name: str, access: Access) -> AsyncIterator[S3Bucket]:
+async def connected_bucket(scheme: str, name: str, access: Access) -> AsyncIterator[Bucket]:
     """The user's bucket of this name, as long as the block runs."""
-    found = await access.credentials(S3Credentials)
-    credentials = replace(found, ca_file=access.ca_file)
-    connected = await in_thread(S3Bucket, name, credentials)
+    kind = BUCKETS[scheme]
+    credentials = replace(await access.credentials(kind.credentials), ca_file=access.ca_file)
+    connected = await in_thread(kind.open, name, credentials, None)
     try:
         yield connected
     finally:
