@@ -25,8 +25,9 @@ _AT_ONCE = 3
 class Installed(Protocol):
     """An installation whose processes reach their servers through proxies."""
 
-    proxies: Mapping[str, Any]
-    """By the names that the table has for their connections."""
+    @property
+    def proxies(self) -> Mapping[str, Any]:
+        """By the names that the table has for their connections."""
 
     async def prepare(self, connection: str) -> None:
         """Have the processes that a fault of this connection needs."""
