@@ -17,12 +17,15 @@ one thing to it: it loses the request before the server has it, or the answer af
 done what was asked; it cuts either of them in the middle, delays the answer for longer than a \
 lease, or delivers the request twice. Then the batch must end as if nothing had happened: every \
 `custom_id` is once in the results, with its own answer; the counts are right; the webhook arrives \
-under one id; when the files are deleted, no object, no row and no lease is left.
+under one id; when the files are deleted, no object, no row and no lease is left. Where the \
+connection is to Prefect's server, each request is executed once, and every flow run ends in \
+Prefect as its batch does in the database.
 
 [`tests/network/test_cells.py`](../../tests/network/test_cells.py) runs the cells with PostgreSQL, \
 an S3 server, an API and processes of the product behind proxies that know requests and \
-statements: `make test-slow` all {all}, `make test-deployed` some, and fails where a cell differs \
-from what is written here.
+statements; [`test_prefect_cells.py`](../../tests/network/test_prefect_cells.py) runs those of \
+Prefect with a real Prefect server, workers and flow runs. `make test-slow` runs all {all}, \
+`make test-deployed` some, and fails where a cell differs from what is written here.
 
 {rows}
 ## What a client may notice
@@ -38,6 +41,7 @@ _CONNECTIONS: Final = {
     "receiver": "a receiver of webhooks",
     "engine": "a remote engine",
     "client": "from the client to the API",
+    "prefect": "Prefect's server",
 }
 
 
@@ -58,7 +62,6 @@ def page() -> str:
     words = ("what happens", "fault", "what is seen")
     return (
         _PAGE.format(
-            count=count - len(broken),
             all=count,
             rows=table(("window", "what happens", "connection", "faults", "outcome"), rows),
             notes=table(words, notes) or "Nothing.\n",

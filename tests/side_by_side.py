@@ -44,6 +44,7 @@ GROUPS = {
     "tests/contract/storage/": "storage",
     "tests/api/test_postgres_and_s3": "storage",
     "tests/mixtures/": "storage",
+    "tests/network/test_prefect": "network with Prefect",
     "tests/network/": "storage",
 }
 """By the beginning of a file's path: which other files its tests stay together with."""

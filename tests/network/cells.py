@@ -30,6 +30,7 @@ class Cell:
     """What a client may notice though it holds."""
     is_short: bool
     nth: int = 1
+    delay_seconds: float = 3.0
 
     @property
     def name(self) -> str:
@@ -37,7 +38,7 @@ class Cell:
 
     @property
     def fault(self) -> Fault:
-        return Fault(self.wrong, self.matches, self.nth)
+        return Fault(self.wrong, self.matches, self.nth, self.delay_seconds)
 
 
 def read_cells() -> Sequence[Cell]:
@@ -61,6 +62,7 @@ def read_cells() -> Sequence[Cell]:
                 row.get("notes", {}).get(name, ""),
                 name in row.get("short", ()),
                 row.get("nth", 1),
+                table["delay_seconds"][row["connection"]],
             )
             for name in names
         ]

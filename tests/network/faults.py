@@ -36,8 +36,9 @@ class Wrong(StrEnum):
 class Fault:
     """One fault, for the ``nth`` exchange of those whose text ``matches``.
 
-    The text of an HTTP request is its method and target, ``PUT /bucket/key``; that of a statement
-    is its SQL; that of a ``COMMIT`` is the word and, line by line, the statements before it.
+    The text of an HTTP request is its method and target, ``PUT /bucket/key``, and, where the proxy
+    shows bodies, its body in the next line; that of a statement is its SQL; that of a ``COMMIT`` is
+    the word and, line by line, the statements before it.
     """
 
     wrong: Wrong

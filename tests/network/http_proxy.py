@@ -56,6 +56,8 @@ class HttpProxy:
     faults: Faults = field(default_factory=Faults)
     url: str = ""
     """The same for clients of the proxy."""
+    shows_bodies: bool = False
+    """Whether the text of a request has its body as well, in a line of its own."""
     _put: dict[str, float] = field(default_factory=dict)
     """When objects were put, by their paths."""
 
@@ -76,7 +78,8 @@ class HttpProxy:
         """Whether the client's connection can take another one."""
         request = await _read_request(reader, writer)
         method, target, *_ = request.line.split(" ")
-        fault = self.faults.take(f"{method} {target}")
+        shown = f"\n{request.body.decode(errors='replace')}" if self.shows_bodies else ""
+        fault = self.faults.take(f"{method} {target}{shown}")
         if method == "PUT":
             self._put[unquote(urlsplit(target).path)] = time.monotonic()
         wrong = None if fault is None else fault.wrong

@@ -98,6 +98,10 @@ class Installation:
                 parts["engine"]["server"] = self.proxies["engine"].url
             self.actors[role] = await self.nursery.start(role, parts)
 
+    async def prepare(self, connection: str) -> None:
+        """A runner of the other kind of engine takes the place of the one that there is."""
+        await self.work(has_remote_engine=connection == "engine")
+
     def client(self) -> openai.AsyncOpenAI:
         """OpenAI's own, with its own retries."""
         url = f"{self.proxies['client'].url}/v1"
@@ -324,7 +328,7 @@ async def installed(
         stack.enter_context(hurried(**site.hurry))
         settings = read_settings(**site.settings)
         # It waits for its thread, whose requests pass through this loop.
-        api = await _entered(stack, served(settings, (one.secret, other.secret)))
+        api = await entered(stack, served(settings, (one.secret, other.secret)))
         client = await stack.enter_async_context(HttpProxy(api.url.removesuffix("/v1")).running())
         proxies = {"database": database, "store": store, "receiver": hooks, "client": client}
         server = await stack.enter_async_context(_engine_server())
@@ -350,7 +354,7 @@ async def _engine_server() -> AsyncIterator[str]:
         yield str(server.make_url("")).rstrip("/")
 
 
-async def _entered(stack: contextlib.AsyncExitStack, manager: Any) -> Any:
+async def entered(stack: contextlib.AsyncExitStack, manager: Any) -> Any:
     """Enter and leave a manager in a thread: it blocks, and needs this loop meanwhile."""
 
     async def leave() -> None:

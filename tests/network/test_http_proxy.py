@@ -118,6 +118,17 @@ async def test_a_request_can_come_twice_and_an_answer_late(
     assert [body for _, body in server[0].got] == [b"x", b"x", b"y"]
 
 
+async def test_a_request_can_be_told_by_its_body(
+    server: tuple[Server, str], client: aiohttp.ClientSession
+) -> None:
+    faults = Faults([Fault(Wrong.REFUSED, "^POST /x\\n.*second")])
+    async with HttpProxy(server[1], faults, shows_bodies=True).running() as proxy:
+        for data, status in ((b"first", 200), (b"second", 503)):
+            async with client.post(f"{proxy.url}/x", data=data) as answer:
+                assert answer.status == status
+    assert faults.texts == ["POST /x\nfirst", "POST /x\nsecond"]
+
+
 async def test_a_late_listing_lacks_what_was_put_just_now(
     server: tuple[Server, str], client: aiohttp.ClientSession
 ) -> None:
