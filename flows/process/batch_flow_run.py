@@ -8,6 +8,7 @@ see the same without them: a name, tags, times, logs, task runs, artifacts, a fi
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,7 +77,14 @@ class FlowRuns:
         """
         async with get_client() as client:
             try:
-                run = await self._create(client, name=name, tags=list(tags), parameters=parameters)
+                run = await self._create(
+                    client,
+                    name=name,
+                    tags=list(tags),
+                    parameters=parameters,
+                    # Prefect's client asks again where an answer is lost.
+                    idempotency_key=secrets.token_hex(16),
+                )
             except Exception as error:
                 raise FlowRunNotMade(f"Prefect made no flow run: {describe(error)}") from error
             try:

@@ -79,3 +79,8 @@ class Faults:
             self.waiting.remove(found)
             self.happened.append((found, text))
         return found
+
+    def give_back(self, fault: Fault) -> None:
+        """It did not happen: the server failed of itself, and will be asked again."""
+        self.waiting.append(fault)
+        self.happened = [each for each in self.happened if each[0] is not fault]

@@ -98,6 +98,9 @@ class HttpProxy:
             if head.line.split(" ")[1] == "101":
                 await self._tunnel(head, (reader, writer), upstream)
                 return False
+            if fault is not None and head.line.split(" ")[1].startswith("5"):
+                self.faults.give_back(fault)
+                fault = None
             if fault is None or wrong is Wrong.TWICE:
                 writer.write(head.head)
                 async for piece in _body(method, head, upstream[0]):

@@ -220,3 +220,17 @@ async def test_what_ended_the_work_is_raised_although_prefect_is_away(
     with pytest.raises(type(error)):
         await run(FlowRuns(process_batch), work)
     assert client.calls[-1] == "set_state"
+
+
+async def test_a_flow_run_that_is_asked_for_again_is_the_same_one(client: Client) -> None:
+    """Prefect's client repeats a call whose answer was lost; its server knows the key then."""
+    runs = FlowRuns(process_batch)
+
+    async def work() -> End:
+        return End(Completed())
+
+    await run(runs, work)
+    await run(runs, work)
+    keys = [each["idempotency_key"] for each in client.created]
+    assert len(set(keys)) == 2
+    assert all(keys)
