@@ -81,7 +81,7 @@ def test_a_ledger_says_what_each_line_used(alone: Run, tmp_path: Path) -> None:
 
 def test_a_batch_without_a_ledger_says_so(alone: Run, ran: Callable[..., str]) -> None:
     ended = alone("ledger", ran())
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert "was not created with `ledger`" in ended.stderr
 
 

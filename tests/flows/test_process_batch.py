@@ -23,7 +23,7 @@ from prefect.client.schemas.filters import (
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelling
 
-from batchyard.dispatch.run_states import UNPUBLISHED
+from batchyard.dispatch.run_states import AWAITS_ROOM, UNPUBLISHED
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import BatchStatus
@@ -37,7 +37,7 @@ from batchyard.steps.collect.collect import collect_results
 from batchyard.steps.collect.publish import publish_results
 from batchyard.steps.create.create import BatchRequest, create_batch
 from batchyard.steps.fetch.fetch import fetch_input
-from batchyard.store import ChunkStatus, Quota
+from batchyard.store import ChunkStatus, Quota, WhenFull
 from flows import run_chunks
 from flows.process.cancel import cancel_its_batch
 from flows.process_batch import process_batch
@@ -193,6 +193,24 @@ async def test_a_refused_input_ends_the_run_as_failed_with_the_first_error(
     assert "line 3" in str(state.message)
     assert batch.status is BatchStatus.FAILED
     assert "duplicate_custom_id" in (await artifacts_of(batch.flow_run_id))["markdown"]
+
+
+async def test_the_run_of_a_batch_that_waits_for_room_says_so_and_ends(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    """It has not failed: another run goes on with it when there is room."""
+    async with open_yard() as services:
+        quota = Quota(max_enqueued_requests=3, when_full=WhenFull.WAIT)
+        await services.store.tenants.set_quota("default", quota)
+        first = await create(services, tmp_path, request_lines(3))
+        await fetch_input(services, first)
+        await prepare_batch(services, first)
+        second = await create(services, tmp_path, request_lines(2))
+        state = await process_batch(second, return_state=True)
+        batch = await services.store.batches.get(second)
+    assert (state.is_completed(), state.name) == (True, AWAITS_ROOM)
+    assert (batch.status, batch.awaited_requests) == (BatchStatus.VALIDATING, 2)
+    assert (batch.wait_reason, batch.owner) == ("earlier batches fill the tenant's quota", None)
 
 
 async def test_an_engine_that_does_not_start_ends_the_run_and_the_batch(
