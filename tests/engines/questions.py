@@ -82,25 +82,31 @@ def ask(url: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
 
 def record(name: str, version: str, base: str, model: str, sort: str) -> None:
     looks = {path: ask(base + path) for path in LOOKS}
-    v1 = "" if looks["/v1/models"][0] == 404 else "/v1"
-    answers = {}
-    for title, (url, fields) in QUESTIONS[sort].items():
-        path = url.replace("/v1", v1, 1) if url.startswith("/v1/") else url
-        answers[title] = ask(base + path, {"model": model, **fields})
+    answers = answers_of(base, model, sort)
     content = {
         "server": name,
         "version": version,
         "from": "a run",
         "model": model,
         "sort": sort,
-        "looks": {path: _kept(*page) for path, page in looks.items() if page[0] != 404},
-        "answers": {title: _kept(*answer) for title, answer in answers.items()},
+        "looks": {path: kept(*page) for path, page in looks.items() if page[0] != 404},
+        "answers": {title: kept(*answer) for title, answer in answers.items()},
     }
     text = json.dumps(content, indent=1, ensure_ascii=False)
     (RECORDED / f"{name}.json").write_text(text + "\n")
 
 
-def _kept(status: int, body: bytes) -> dict[str, Any]:
+def answers_of(base: str, model: str, sort: str) -> dict[str, tuple[int, bytes]]:
+    """What it answers to each question."""
+    v1 = "" if ask(f"{base}/v1/models")[0] == 404 else "/v1"
+    answers = {}
+    for title, (url, fields) in QUESTIONS[sort].items():
+        path = url.replace("/v1", v1, 1) if url.startswith("/v1/") else url
+        answers[title] = ask(base + path, {"model": model, **fields})
+    return answers
+
+
+def kept(status: int, body: bytes) -> dict[str, Any]:
     try:
         return {"status": status, "json": _shorter(json.loads(body))}
     except ValueError:

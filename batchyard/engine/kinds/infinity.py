@@ -8,7 +8,12 @@ from batchyard.engine.kinds.kind import MODELS, Known, Says, ServerKind, Usage, 
 
 KIND: Final = ServerKind(
     name="Infinity",
-    known=Known("0.0.78", is_run=True, works=("/v1/embeddings",)),
+    known=Known(
+        "0.0.78",
+        is_run=True,
+        works=("/v1/embeddings",),
+        at_once="the texts of one batch (`--batch-size`)",
+    ),
     is_it=lambda pages: pages.owner == "infinity",
     seats_page=MODELS,
     # It makes batches of so many texts, of whatever requests.

@@ -90,7 +90,9 @@ class Known:
     is_run: bool
     """Whether our tests run it; otherwise what is known comes from its source."""
     works: tuple[str, ...]
-    """The endpoints that were seen to work."""
+    """The endpoints that were seen to work or, if it was not run, that its source has."""
+    at_once: str
+    """How many requests it runs at once, in words."""
 
 
 def _nothing(_: Pages) -> None:
@@ -109,8 +111,6 @@ class ServerKind:
     """Where it says how many requests it runs at once."""
     seats: Callable[[Pages], int | None] = _nothing
     """How many it runs at once, by that page."""
-    finds_seats: bool = False
-    """Whether it runs what it can, and nobody knows how much that is: then it is tried."""
     gauges: Gauges | None = None
     """What its ``/metrics`` count; None: nothing that we can go by."""
     without_v1: bool = False

@@ -16,6 +16,7 @@ KIND: Final = ServerKind(
         "b11063",
         is_run=True,
         works=("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        at_once="its slots (`--parallel`)",
     ),
     is_it=lambda pages: pages.owner == "llamacpp" or dig(pages.json(_PROPS), _SLOTS) is not None,
     seats_page=_PROPS,

@@ -10,7 +10,12 @@ _NO_EFFECT: Final = frozenset({"n", "user"})
 
 KIND: Final = ServerKind(
     name="llama-cpp-python",
-    known=Known("0.3.33", is_run=True, works=("/v1/chat/completions", "/v1/completions")),
+    known=Known(
+        "0.3.33",
+        is_run=True,
+        works=("/v1/chat/completions", "/v1/completions"),
+        at_once="one",
+    ),
     is_it=lambda pages: isinstance(pages.title, str) and "llama.cpp Python API" in pages.title,
     # One model behind one lock: others wait until it is free.
     seats=lambda _: 1,

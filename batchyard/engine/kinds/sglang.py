@@ -37,6 +37,7 @@ KIND: Final = ServerKind(
             "/v1/rerank",
             "/v1/score",
         ),
+        at_once="`max_running_requests` of all ranks",
     ),
     is_it=lambda pages: pages.owner == "sglang",
     seats_page=_INFO,

@@ -10,7 +10,12 @@ _INFO: Final = "/info"
 
 KIND: Final = ServerKind(
     name="Text Embeddings Inference",
-    known=Known("1.9.3", is_run=False, works=("/v1/embeddings",)),
+    known=Known(
+        "1.9.3",
+        is_run=False,
+        works=("/v1/embeddings",),
+        at_once="`--max-batch-requests`, if it was given",
+    ),
     is_it=lambda pages: dig(pages.json(_INFO), "max_client_batch_size") is not None,
     seats_page=_INFO,
     # What it takes at once, `max_concurrent_requests`, is mostly a queue.

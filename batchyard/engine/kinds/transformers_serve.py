@@ -14,6 +14,7 @@ KIND: Final = ServerKind(
         "5.24.0",
         is_run=True,
         works=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        at_once="one; with `--continuous-batching` more, which it does not tell",
     ),
     is_it=lambda pages: (
         pages.title == "FastAPI" and set(dig(pages.json(OPENAPI), "paths") or ()) >= _PATHS
