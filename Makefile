@@ -21,7 +21,7 @@ MODELS := .models/.made
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-deployed test-quick test-slow test-mutations test-containers check bench up lock
-.PHONY: bench-gpu docs clean clean-containers test-newest test-lowest mutate-diff
+.PHONY: test-engines bench-gpu docs clean clean-containers test-newest test-lowest mutate-diff
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -36,16 +36,19 @@ demo: setup ## three small batches through the whole product, on real vLLM
 	@.venv/bin/python examples/demo.py
 
 test: setup ## the tests, side by side, but for those of test-deployed
-	.venv/bin/pytest -n auto -m "not slow and not containers and not deployed" $(ARGS)
+	.venv/bin/pytest -n auto -m "not slow and not containers and not engines and not deployed" $(ARGS)
 
 test-deployed: setup ## those of whole commands, real engines, deployed servers, machines, browsers
-	.venv/bin/pytest -n auto -m "deployed and not slow and not containers" $(ARGS)
+	.venv/bin/pytest -n auto -m "deployed and not slow and not containers and not engines" $(ARGS)
 
 test-quick: setup ## those that start no server, in less than a minute
 	.venv/bin/pytest -n auto -m "not slow and not containers and not alone" tests/test_architecture.py tests/unit $(ARGS)
 
 test-slow: setup ## the long fault and scale tests
 	.venv/bin/pytest -m slow $(ARGS)
+
+test-engines: setup ## real servers of other makers, in environments that it downloads once (3 GB)
+	.venv/bin/pytest -m engines tests/engines $(ARGS)
 
 test-newest: $(INSTALLED) ## with the newest versions that pyproject.toml allows: unit tests, batches
 	.venv/bin/python requirements/ends.py newest $(ARGS)

@@ -19,6 +19,7 @@ from reference import (
     logs_page,
     metrics_page,
     network_faults_page,
+    servers_page,
     settings_page,
     windows_page,
 )
@@ -38,6 +39,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "metrics.md": metrics_page.page,
     "windows.md": windows_page.page,
     "network-faults.md": network_faults_page.page,
+    "servers.md": servers_page.page,
 }
 
 

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from batchyard.lines.body_fields import Routes
 
 
-def post_routes(openapi: bytes) -> Routes | None:
+def post_routes(openapi: bytes, *, without_v1: bool = False) -> Routes | None:
     """The routes of a server; None if ``openapi`` is no OpenAPI document that we can go by.
 
-    One without a path under ``/v1/`` may count its paths from somewhere else.
+    One without a path under ``/v1/`` may count its paths from somewhere else. ``without_v1``: it
+    is known to have ``/v1/embeddings`` at ``/embeddings``.
 
     A server that says that it takes other fields too may read them, or hand them on to another
     one. vLLM says so and ignores them (0.32 names them in its debug log).
@@ -33,6 +34,8 @@ def post_routes(openapi: bytes) -> Routes | None:
         for path, methods in document.paths.items()
         if "post" in methods
     }
+    if without_v1:
+        posts |= {f"/v1{path}": fields for path, fields in posts.items()}
     return posts if any(path.startswith("/v1/") for path in posts) else None
 
 

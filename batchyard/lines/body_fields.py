@@ -25,6 +25,13 @@ _MOST_FIELDS: Final = 200
 _NAME_CHARS: Final = 40
 
 
+class AllBut(frozenset[str]):
+    """Any field but these."""
+
+    def __contains__(self, name: object) -> bool:
+        return not super().__contains__(name)
+
+
 class FieldCounts:
     """How many of a file's lines have each field. ``null`` says nothing, and is not counted."""
 

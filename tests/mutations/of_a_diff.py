@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("batchyard", "blocks", "commands", "flows", "tasks")
-_QUICK = "not slow and not containers and not vllm and not alone"
+_QUICK = "not slow and not containers and not engines and not vllm and not alone"
 _SURVIVOR = re.compile(r"^\s*(\S+): survived$", re.MULTILINE)
 
 

@@ -10,6 +10,9 @@ import aiohttp
 import msgspec
 
 from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, http_answer
+from batchyard.engine.kinds import unknown
+from batchyard.engine.kinds.kind import Usage
+from batchyard.engine.kinds.recognition import recognise, seats_of
 from batchyard.engine.middleware.cache_salt import FIELD, spliced, with_member
 from batchyard.engine.remote import seats
 from batchyard.engine.remote.fan_out import answer_concurrently
@@ -25,14 +28,12 @@ from batchyard.engine.remote.server_search import (
     check_look,
     find_server,
     listed_models,
-    may_be_of_server,
 )
 from batchyard.engine.remote.unstreamed import unstreamed
-from batchyard.engine.routes import post_routes, routes_with_field
+from batchyard.engine.routes import routes_with_field
 from batchyard.engine.sharing.controller import ShareController
 from batchyard.engine.sharing.gate import ShareGate
 from batchyard.engine.sharing.metrics_look import MetricsLook
-from batchyard.engine.sharing.progress_metrics import occupancy_of, requests_of, work_done_of
 from batchyard.engine.sharing.request_size import expected_tokens
 from batchyard.errors import (
     EngineLost,
@@ -50,9 +51,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 
     from batchyard.engine.base import Abort, EngineRequest, Occupancy
+    from batchyard.engine.kinds.kind import ServerKind
     from batchyard.engine.objective import Objective
     from batchyard.engine.remote.server_address import ServerAddress
     from batchyard.engine.remote.server_client import Look
+    from batchyard.engine.sharing.server_load import ServerLoad
     from batchyard.lines.body_fields import Routes
 
 log = event_logger(__name__)
@@ -123,6 +126,8 @@ class RemoteEngine:
         self._addresses = possible_addresses(base_url)
         """Only one, as soon as the server has been found."""
         self._is_found = False
+        self.kind: ServerKind = unknown.KIND
+        """What the server is, once it has been found."""
         self._api_key = api_key
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
@@ -211,23 +216,27 @@ class RemoteEngine:
     async def routes(self) -> Routes | None:
         """Read them from ``/openapi.json``, if the server has one."""
         status, body = await self._get("/openapi.json")
-        return post_routes(body) if status == 200 else None
+        return self.kind.routes(body) if status == 200 else None
 
     async def work_done(self) -> float | None:
-        """The number from ``/metrics`` of a vLLM with requests; None for every other server.
+        """The number from the ``/metrics`` of a server with requests, if its kind has one.
 
         If the metrics say that there are no requests, they are those of another server than the
         one with ours, behind a load balancer. Raises :class:`~batchyard.errors.EngineLost`.
         """
+        gauges = self.kind.gauges
+        if gauges is None:
+            return None
         metrics = await self._metrics()
-        return work_done_of(metrics) if requests_of(metrics) else None
+        return gauges.work_done(metrics) if gauges.requests(metrics) else None
 
     async def occupancy(self) -> Occupancy | None:
-        """From ``/metrics`` of a vLLM, all its users' requests included; else None.
+        """From its ``/metrics``, all its users' requests included; None if its kind has none.
 
         Raises :class:`~batchyard.errors.EngineLost`.
         """
-        return occupancy_of(await self._metrics())
+        gauges = self.kind.gauges
+        return None if gauges is None else gauges.occupancy(await self._metrics())
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
@@ -257,8 +266,11 @@ class RemoteEngine:
             objective=objective,
             reserve_seats=reserve_seats,
         )
-        look = MetricsLook(self._where, lambda: self._get("/metrics"), controller)
+        look = MetricsLook(self._where, lambda: self._get("/metrics"), self._load_of, controller)
         return ShareGate(self._where, controller, look, expected_tokens)
+
+    def _load_of(self, metrics: str) -> ServerLoad | None:
+        return None if self.kind.gauges is None else self.kind.gauges.load(metrics)
 
     async def _metrics(self) -> str:
         """The server's metrics; empty if it has none."""
@@ -347,13 +359,10 @@ class RemoteEngine:
         return urls
 
     async def _ask_for_seats(self) -> None:
-        """vLLM tells in its development mode; a server that does not is taken to be small."""
+        """A server that does not tell is taken to be small."""
         if self._given_seats is not None:
             return
-        told = None
-        with contextlib.suppress(EngineLost):
-            status, body = await self._get("/server_info?config_format=json")
-            told = seats.seats_of(body) if status == 200 else None
+        told = await seats_of(self.kind, self._get)
         if told is not None:
             self._seats = told
             if self._gate is not None:
@@ -379,6 +388,14 @@ class RemoteEngine:
             return await self._list_models()
         found = await find_server(self._addresses, self._ask)
         self._addresses, self._is_found = (found.address,), True
+        self.kind = await recognise(self._get)
+        log.info("engine.recognised", server=self._where, kind=self.kind.name)
+        if self.kind.usage is Usage.CHARACTERS:
+            self._warn_once(
+                "engine.usage_of_characters",
+                "The server counts characters and calls them tokens: usage, quotas and prices of "
+                "its batches count characters.",
+            )
         return found.models
 
     async def _list_models(self) -> set[str] | None:
@@ -401,7 +418,7 @@ class RemoteEngine:
         """Raises :class:`~batchyard.errors.EngineNotReached` if the server has the model or our key
         no more: all requests get such an answer then, and it is about none of them."""
         self._has_answered = self._has_answered or 200 <= status < 300
-        if not may_be_of_server(status, answer, self.model):
+        if status != 401 and not self.kind.may_lack(self.model, status, answer):
             return
         try:
             models = await self._list_models()

@@ -66,7 +66,7 @@ async def find_server(addresses: Sequence[ServerAddress], ask: Ask) -> Found:
 def check_look(address: ServerAddress, look: Look) -> None:
     """Raise as :func:`find_server` for an answer that says that we get no others now.
 
-    500 says that the list cannot be made: `transformers serve` without a cache of models has none.
+    500 says that the list cannot be made: some servers without a cache of models answer so.
     """
     if look.status in _REFUSED:
         raise EngineStartFailed(
@@ -146,14 +146,6 @@ def listed_models(body: bytes) -> set[str] | None:
         return {model.id for model in _decode_list(body).data}
     except (ValueError, RecursionError):
         return None
-
-
-def may_be_of_server(status: int, answer: bytes, model: str) -> bool:
-    """Whether this answer to a request may say that the server refuses us or lacks the model.
-
-    A server without the request's endpoint answers 404 too, and does not name the model.
-    """
-    return status == 401 or (status == 404 and model.encode() in answer)
 
 
 class _Model(msgspec.Struct):

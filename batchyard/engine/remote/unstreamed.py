@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _FIELD: Final = "stream"
 _STREAMED: Final = frozenset({"/v1/responses"})
-"""`transformers serve` streams these. We know of no server that streams others without being
-asked, and bodies are only changed for a reason."""
+"""There are servers that stream these. We know of none that streams others without being asked,
+and bodies are only changed for a reason."""
 
 
 def unstreamed(request: EngineRequest) -> bytes:

@@ -1,11 +1,10 @@
-"""A look at a server through the ``/metrics`` that vLLM has."""
+"""A look at a server through its ``/metrics``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from batchyard.engine.sharing.gate import LookFailed, NotObservable
-from batchyard.engine.sharing.progress_metrics import load_of
 from batchyard.engine.sharing.server_load import ServerLook
 from batchyard.logs import event_logger
 
@@ -22,16 +21,19 @@ _AS_GOOD_AS: Final = 0.99
 
 
 class MetricsLook:
-    """``read_metrics`` returns HTTP status and body. What the controller has sent is ours."""
+    """``read_metrics`` returns HTTP status and body, ``load_of`` what such a page says; None: the
+    server's pages say nothing. What the controller has sent is ours."""
 
     def __init__(
         self,
         where: str,
         read_metrics: Callable[[], Awaitable[tuple[int, bytes]]],
+        load_of: Callable[[str], ServerLoad | None],
         controller: ShareController,
     ) -> None:
         self._where = where
         self._read_metrics = read_metrics
+        self._load_of = load_of
         self._controller = controller
         self._server = ServerLook(controller.objective)
         self._has_metrics = False
@@ -41,12 +43,12 @@ class MetricsLook:
         """What is seen now. Raises what :class:`~batchyard.engine.sharing.gate.ShareGate` says."""
         ours, sent = self._controller.in_flight, self._controller.sent_ever
         status, body = await self._read_metrics()
-        load = load_of(body.decode(errors="replace")) if status == 200 else None
+        load = self._load_of(body.decode(errors="replace")) if status == 200 else None
         if load is None:
             if self._has_metrics or status >= 500:
                 raise LookFailed(f"HTTP {status}")
             if self._controller.objective is not None:
-                self._say_once("it has no metrics of vLLM, so the batch takes a quarter of it")
+                self._say_once("it has no metrics of its load, so the batch takes a quarter of it")
             raise NotObservable
         if not self._has_metrics:
             self._has_metrics = True

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from batchyard.engine.base import LivePromise, LiveServer, StartProgress
+from batchyard.engine.kinds.vllm import GAUGES
 from batchyard.engine.middleware import line_stream
 from batchyard.engine.prompt_counting.counter import CounterProgram, counter_program
 from batchyard.engine.routes import post_routes
-from batchyard.engine.sharing.progress_metrics import occupancy_of, work_done_of
 from batchyard.engine.vllm.engine_log import (
     MAX_CAUSE_LINES,
     LogTail,
@@ -229,11 +229,11 @@ class VllmEngine:
 
     async def work_done(self) -> float | None:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
-        return work_done_of(await self.metrics())
+        return GAUGES.work_done(await self.metrics())
 
     async def occupancy(self) -> Occupancy | None:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
-        return occupancy_of(await self.metrics())
+        return GAUGES.occupancy(await self.metrics())
 
     async def metrics(self) -> str:
         """The engine's own metrics, in Prometheus' text format."""

@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 
 from batchyard.engine.base import EngineRequest, NoAnswer
+from batchyard.engine.kinds.vllm import GAUGES
 from batchyard.engine.middleware import line_frames
 from batchyard.engine.remote import remote, server_client
 from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.routes import is_served, post_routes
-from batchyard.engine.sharing.progress_metrics import requests_of, work_done_of
 from batchyard.engine.vllm.line_client import stream_lines
 from batchyard.errors import EngineLost
 from batchyard.web.retry_after import retry_after_seconds
@@ -181,9 +181,9 @@ def test_any_number_of_names_in_a_route_takes_no_time(route: str, url: str, expe
 
 def test_metrics_that_are_no_numbers_count_nothing() -> None:
     line = 'vllm:generation_tokens_total{model="m"} '
-    assert work_done_of(f"{line}5.0\n{line}-+e\n{line}1e999\n{line}...\n") == 5
-    assert work_done_of(f"{line}e\n") is None
-    assert requests_of('vllm:num_requests_running{m="m"} --1\n') is None
+    assert GAUGES.work_done(f"{line}5.0\n{line}-+e\n{line}1e999\n{line}...\n") == 5
+    assert GAUGES.work_done(f"{line}e\n") is None
+    assert GAUGES.requests('vllm:num_requests_running{m="m"} --1\n') is None
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from batchyard.engine.base import EngineRequest
+from batchyard.engine.kinds.vllm import GAUGES
 from batchyard.engine.objective import Objective
 from batchyard.engine.sharing.observation import NONE, Latencies
-from batchyard.engine.sharing.progress_metrics import load_of
 from batchyard.engine.sharing.request_size import expected_tokens
 from batchyard.engine.sharing.server_load import Histogram, ServerLoad, ServerLook
 
@@ -39,14 +39,14 @@ def test_a_page_of_vllm_is_read_all_ranks_together() -> None:
             ]
         )
 
-    assert load_of(rank(0) + "\n" + rank(1) + "\n") == ServerLoad(
+    assert GAUGES.load(rank(0) + "\n" + rank(1) + "\n") == ServerLoad(
         6.0, 2.0, Histogram({0.25: 14.0, math.inf: 18.0}), Histogram({0.05: 140.0, math.inf: 200.0})
     )
 
 
 @pytest.mark.parametrize("page", ["", "<html>", 'vllm:num_requests_running{a="b"} 3.0'])
 def test_another_page_says_nothing(page: str) -> None:
-    assert load_of(page) is None
+    assert GAUGES.load(page) is None
 
 
 def test_buckets_that_are_none_are_left_out() -> None:
@@ -56,7 +56,7 @@ def test_buckets_that_are_none_are_left_out() -> None:
         'vllm:time_to_first_token_seconds_bucket{a="b"} 7.0\n'
         'vllm:time_to_first_token_seconds_bucket{le="0.5"} NaN\n'
     )
-    assert load_of(page) == ServerLoad(0.0, 0.0)
+    assert GAUGES.load(page) == ServerLoad(0.0, 0.0)
 
 
 def test_what_is_late_is_counted_from_one_look_to_the_next() -> None:

@@ -13,9 +13,10 @@ import pytest
 from aiohttp import web
 
 from batchyard.engine.base import BatchTraits, EngineRequest
+from batchyard.engine.kinds.kind import Pages
+from batchyard.engine.kinds.vllm import SEATS_PAGE, seats_of
 from batchyard.engine.objective import Objective
 from batchyard.engine.remote.remote import RemoteEngine
-from batchyard.engine.remote.seats import seats_of
 from batchyard.engine.routes import routes_with_field
 from batchyard.engine.sharing import controller
 from batchyard.engine.sharing import gate as gates
@@ -155,7 +156,7 @@ async def test_a_server_that_does_not_tell_is_taken_to_be_small_and_that_is_said
     ],
 )
 def test_what_is_no_server_info_tells_nothing(page: bytes) -> None:
-    assert seats_of(page) is None
+    assert seats_of(Pages({SEATS_PAGE: page})) is None
 
 
 # -- cache salts ----------------------------------------------------------------------------
