@@ -701,6 +701,11 @@ COMMANDS: Final = (
         "Nothing: the results are complete. Clients ask for failed responses again.",
     ),
     Code(
+        "nothing_to_merge",
+        "`batchyard retry --merge` of a chain, whose answers are to requests of its last stage.",
+        "`batchyard retry` without `--merge`.",
+    ),
+    Code(
         "file_gone",
         "`batchyard retry` of a batch whose files have expired or were deleted.",
         "Submit the requests that are missing as a new batch.",

@@ -89,6 +89,7 @@ EVENTS: Final = {
     "engine.option_withdrawn": "An engine block asks for something that Batchyard had before; the "
     "engine is started without it.",
     "engine.ready": "An engine accepts requests.",
+    "engine.recognised": "What kind of server one is that runs already.",
     "engine.refusing": "A server has refused all requests for a while; batches wait for it.",
     "engine.routes_not_read": "An engine did not say which endpoints it has.",
     "engine.seats_unknown": "A server does not say how many requests it runs at once.",
@@ -96,6 +97,7 @@ EVENTS: Final = {
     "all of its lines.",
     "engine.starting": "An engine was started.",
     "engine.stopped": "An engine was stopped.",
+    "engine.usage_of_characters": "A server counts characters as tokens; so do usage and quotas.",
     "file.bytes_left": "The bytes of a deleted file remain for now; `expire-files` tries again.",
     "fields.not_noted": "Fields that the engine ignores could not be written to their batch.",
     "flow_run.lost": "A flow run's process is gone; Prefect was told that it crashed.",
@@ -188,6 +190,7 @@ FIELDS: Final = {
     "exit": "the exit status of a process",
     "file": "the id of the file",
     "flow_run": "the id of the Prefect flow run",
+    "kind": "the kind of a server, as the page of servers names it",
     "lines": "how many lines",
     "http_status": "the HTTP status of a receiver's answer",
     "key": "where an object is in the object store",

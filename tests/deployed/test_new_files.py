@@ -15,7 +15,7 @@ from prefect import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import S3CredentialsBlock
-from commands.prefect.objects import S3_BLOCK
+from commands.prefect.objects import CREDENTIALS_BLOCK
 from examples import s3_events, watch_prefix
 from tests.deployed.conftest import until
 from tests.pages import block, replaced
@@ -43,9 +43,9 @@ async def s3_block(deployment: Deployment, s3: S3Credentials) -> AsyncIterator[N
         "secret_access_key": s3.secret_access_key,
     }
     with temporary_settings({PREFECT_API_URL: deployment.server.api_url}):
-        await S3CredentialsBlock(**given).save(S3_BLOCK, overwrite=True)
+        await S3CredentialsBlock(**given).save(CREDENTIALS_BLOCK, overwrite=True)
         yield
-        await S3CredentialsBlock.adelete(S3_BLOCK)
+        await S3CredentialsBlock.adelete(CREDENTIALS_BLOCK)
 
 
 def lines(name: str) -> bytes:

@@ -325,22 +325,10 @@ class Batches(Aggregate):
         kept = record.options.kept
         # After the move: to begin a second time is a conflict, whatever the quota says.
         if not record.is_hidden:
-            await hold_quota(
-                connection,
-                record.tenant,
-                quota,
-                requests=total - refused - kept.requests,
-                tokens=tokens,
-                batch_id=batch_id,
-            )
-        await insert_chunks(
-            connection,
-            batch_id,
-            record.expires_at,
-            chunks,
-            completed=kept.completed,
-            failed=kept.failed + refused,
-        )
+            own = {"requests": total - refused - kept.requests, "tokens": tokens}
+            await hold_quota(connection, record.tenant, quota, **own, batch_id=batch_id)
+        done = {"completed": kept.completed, "failed": kept.failed + refused}
+        await insert_chunks(connection, batch_id, record.expires_at, chunks, **done)
         await insert_roots(connection, batch_id, roots)
         return record
 

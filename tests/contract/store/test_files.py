@@ -198,7 +198,7 @@ async def test_thousands_of_keys_are_looked_up_at_once(store: Store) -> None:
 
 async def test_a_batch_awaits_its_files_until_it_has_ended(store: Store) -> None:
     batch = await begun_batch(store)
-    results = {result_file_id(batch.id, "output"), result_file_id(batch.id, "error")}
+    results = {result_file_id(batch.id, kind) for kind in ("output", "error", "ledger")}
     assert await store.files.awaited() == {batch.input_file_id, *results}
     await store.batches.fail(batch.id, [])
     assert await store.files.awaited() == set()
@@ -207,7 +207,7 @@ async def test_a_batch_awaits_its_files_until_it_has_ended(store: Store) -> None
 async def test_a_chain_awaits_the_answers_of_its_stages_too(store: Store) -> None:
     stage = Stage("/v1/embeddings", "{}")
     batch = await store.batches.create(new_batch(then=(stage, stage)))
-    results = {result_file_id(batch.id, "output"), result_file_id(batch.id, "error")}
+    results = {result_file_id(batch.id, kind) for kind in ("output", "error", "ledger")}
     results |= {stage_file_id(batch.id, 1), stage_file_id(batch.id, 2)}
     assert await store.files.awaited() == {batch.input_file_id, *results}
 

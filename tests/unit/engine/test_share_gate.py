@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
+from batchyard.engine.kinds.vllm import GAUGES
 from batchyard.engine.objective import Objective
 from batchyard.engine.sharing import controller as rules
 from batchyard.engine.sharing import gate as gates
@@ -63,7 +64,7 @@ def new_gate(server: Server, objective: Objective | None = None) -> ShareGate:
     return ShareGate(
         "http://engine",
         controller,
-        MetricsLook("http://engine", server.metrics, controller),
+        MetricsLook("http://engine", server.metrics, GAUGES.load, controller),
         expected_tokens,
     )
 
@@ -195,7 +196,7 @@ def with_latencies(bound: str) -> tuple[int, bytes]:
     [
         (with_latencies("0.1"), "up to 100 ms: the objective of 200 ms is kept as that"),
         (with_latencies("0.5"), "do not count a time to first token of 200 ms"),
-        ((404, b""), "has no metrics of vLLM, so the batch takes a quarter"),
+        ((404, b""), "has no metrics of its load, so the batch takes a quarter"),
     ],
 )
 async def test_an_objective_that_the_server_cannot_show_is_logged_once(
