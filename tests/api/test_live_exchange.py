@@ -76,6 +76,7 @@ async def sent(directory: OneEngine) -> list[dict[str, Any]]:
         tenant="t",
         body=b"{}",
         hides_usage=False,
+        is_flex=False,
         request_id="req_1",
         timeout_seconds=0.2,
     )
