@@ -122,7 +122,6 @@ async def test_a_server_that_nobody_knows_is_asked_for_a_few_pages() -> None:
         "/props",
         "/server_info",
         "/v1/models",
-        "/v1/models",
     ]
 
 

@@ -307,7 +307,7 @@ async def test_a_server_that_goes_on_to_fail_before_anything_is_sent_is_given_up
     batch = await yard.run([chat_line("id-0")])
     assert batch.status is BatchStatus.FAILED
     assert "has no routes (HTTP 503)" in str(batch.errors)
-    assert (server.posts, server.looks) == (0, 11)
+    assert (server.posts, server.looks) == (0, 10)
 
 
 class FewConnections(StubEngine):

@@ -42,17 +42,15 @@ _SECONDS: Final = 5.0
 """For all of them together. Who is slower is unknown."""
 
 
-async def recognise(ask: Ask) -> ServerKind:
-    """The kind of the server that answers. Raises nothing."""
-    pages: dict[str, bytes] = {}
+async def recognise(ask: Ask, listing: bytes = b"") -> ServerKind:
+    """The kind of the server that answers, and that lists its models so. Raises nothing."""
+    pages = {MODELS: listing}
+    if (kind := _kind_of(pages)) is not None:
+        return kind
     try:
-        async with asyncio.timeout(_SECONDS):
-            await _read(ask, MODELS, pages)
-            kind = _kind_of(pages)
-            if kind is None:
-                async with asyncio.TaskGroup() as group:
-                    for path in _MORE:
-                        group.create_task(_read(ask, path, pages))
+        async with asyncio.timeout(_SECONDS), asyncio.TaskGroup() as group:
+            for path in _MORE:
+                group.create_task(_read(ask, path, pages))
     except TimeoutError:
         pass
     return _kind_of(pages) or unknown.KIND

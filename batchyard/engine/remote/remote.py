@@ -388,7 +388,7 @@ class RemoteEngine:
             return await self._list_models()
         found = await find_server(self._addresses, self._ask)
         self._addresses, self._is_found = (found.address,), True
-        self.kind = await recognise(self._get)
+        self.kind = await recognise(self._get, found.listing)
         log.info("engine.recognised", server=self._where, kind=self.kind.name)
         if self.kind.usage is Usage.CHARACTERS:
             self._warn_once(

@@ -40,6 +40,8 @@ class Found(NamedTuple):
 
     address: ServerAddress
     models: set[str] | None
+    listing: bytes = b""
+    """The list as it came."""
 
 
 async def find_server(addresses: Sequence[ServerAddress], ask: Ask) -> Found:
@@ -50,7 +52,7 @@ async def find_server(addresses: Sequence[ServerAddress], ask: Ask) -> Found:
         look = await (_or_silence(question) if looks else question)
         models = listed_models(look.body) if look.status < 300 else None
         if models is not None:
-            return Found(address, models)
+            return Found(address, models, look.body)
         looks.append(look)
     # A gateway may refuse paths that it does not have, so nothing is concluded from the second one.
     check_look(addresses[0], looks[0])
