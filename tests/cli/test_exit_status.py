@@ -39,6 +39,7 @@ EXPECTED = {
     "BatchLimitExceeded": 3,
     "BatchRateExceeded": 3,
     "WindowUnattainable": 3,
+    "QueueFull": 1,
     "InputRefused": 3,
     "DatasetRefused": 3,
     "InputNotRead": 1,

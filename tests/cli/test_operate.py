@@ -527,14 +527,17 @@ def test_a_tenant_without_limits_has_none(alone: Run) -> None:
         ["enqueued tokens", "14,000", "none"],
         ["stored bytes", "0", "none"],
         ["live requests", "-", "0", "(default)"],
+        ["when full", "-", "refuse", "(default)"],
     ]
 
 
 def test_only_the_limits_that_are_given_change(alone: Run) -> None:
     alone("quota", "search", "--active-batches", "3", "--tokens", "5000000")
     alone("quota", "search", "--live-requests", "8", "--stored-bytes", "100000000000")
+    alone("quota", "search", "--when-full", "wait")
     lines = quota_lines(alone("quota", "search", "--active-batches", "none", "--requests", "10"))
-    assert [line[2] for line in lines[1:]] == [*("none", "10", "5,000,000", "100,000,000,000", "8")]
+    limits = ["none", "10", "5,000,000", "100,000,000,000", "8", "wait"]
+    assert [line[2] for line in lines[1:]] == limits
 
 
 def test_the_limits_of_the_settings_are_shown_as_such(
@@ -549,6 +552,7 @@ def test_the_limits_of_the_settings_are_shown_as_such(
         ["enqueued tokens", "0", "none"],
         ["stored bytes", "0", "none"],
         ["live requests", "-", "0", "(default)"],
+        ["when full", "-", "refuse", "(default)"],
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from batchyard.settings import read_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 HOLD = """
 import sys
@@ -52,6 +55,24 @@ def test_what_a_killed_process_leaves_is_removed_and_what_others_use_stays(tmp_p
     remove_left(tmp_path, "one")
     assert own.path.is_dir()
     remove_left(tmp_path, "another")
+    own.remove()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_is_being_made_is_not_taken_for_a_left_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process looks for left ones just before the new one has its lock."""
+    lock = fcntl.flock
+
+    def look_first(descriptor: int, flags: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        remove_left(tmp_path, "one")
+        lock(descriptor, flags)
+
+    monkeypatch.setattr(fcntl, "flock", look_first)
+    own = Scratch(tmp_path, "one")
+    assert [*tmp_path.glob("scratch-*.lock")], "it could never be removed if it were left"
     own.remove()
     assert [*tmp_path.iterdir()] == []
 

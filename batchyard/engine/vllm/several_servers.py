@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
@@ -30,9 +31,10 @@ log = event_logger(__name__)
 
 _NO_TAG: Final = 0
 """No request has it: the stream's own frames do."""
-_TRIES: Final = 16
-"""Connections for each server that are opened to find one that has none yet."""
-_PAUSE_SECONDS: Final = 0.02
+_PATIENCE_SECONDS: Final = 10.0
+"""For a server that takes no connection: of several that start, the first to listen is ready."""
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LONGEST_PAUSE_SECONDS: Final = 0.3
 """Before a connection after one that found nothing new: the other servers had no processor."""
 
 
@@ -72,8 +74,10 @@ async def _lanes(
     stack: contextlib.AsyncExitStack,
 ) -> list[_Lane]:
     found: dict[str, _Lane] = {}
+    pause = _FIRST_PAUSE_SECONDS
+    patience = time.monotonic() + _PATIENCE_SECONDS
     async with contextlib.AsyncExitStack() as spare:
-        for _ in range(_TRIES * servers):
+        while len(found) < servers:
             lane = _Lane(answers)
             async with contextlib.AsyncExitStack() as own:
                 lane.reading = await own.enter_async_context(
@@ -85,12 +89,12 @@ async def _lanes(
             if is_new:
                 found[server] = lane
                 lane.reading.add_done_callback(lambda _: answers.put_nowait(None))
-            if len(found) == servers:
+            elif time.monotonic() > patience:
+                log.warning("engine.servers_missed", "they took no connection", servers=len(found))
                 break
-            if not is_new:
-                await asyncio.sleep(_PAUSE_SECONDS)
-        else:
-            log.warning("engine.servers_missed", "they took no connection", servers=len(found))
+            else:
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
     return list(found.values())
 
 

@@ -26,12 +26,15 @@ class Scratch:
     def __init__(self, parent: Path, machine: str) -> None:
         self.path = parent / f"{_prefix(machine)}{secrets.token_hex(8)}"
         self._lock_path = self.path.with_name(self.path.name + _LOCK)
-        # Before the folder, so that no other process finds that unlocked.
-        self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        new_path = self.path.with_name(f".{self._lock_path.name}.new")
+        self._lock = os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not _can_lock(self._lock):
-                # Without a lock it must not be taken for a left one.
-                self._lock_path.unlink()
+            # It gets its name with the lock on it, and before the folder is made: a process that
+            # removes left folders must find none that it could lock.
+            if _can_lock(self._lock):
+                new_path.rename(self._lock_path)
+            else:
+                new_path.unlink()
             self.path.mkdir(mode=0o700)
         except OSError:
             self.remove()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.base import Abort, EngineAnswer, EngineRequest, NoAnswer
+from batchyard.engine.vllm import several_servers
 from batchyard.engine.vllm.several_servers import stream_over
 from batchyard.errors import EngineLost
 
@@ -86,7 +87,10 @@ async def test_answers_that_are_read_late_are_all_there() -> None:
     assert sorted(found) == list(range(10))
 
 
-async def test_a_server_that_gets_no_connection_is_done_without() -> None:
+async def test_a_server_that_gets_no_connection_is_done_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(several_servers, "_PATIENCE_SECONDS", 0.2)
     servers = Servers(["a"] * 99)
     servers.answers.set()
     assert sorted(await tags_of(servers, tagged(*range(4)))) == list(range(4))
