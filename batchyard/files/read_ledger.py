@@ -29,7 +29,7 @@ async def ledger_blocks(services: Services, batch: BatchRecord) -> AsyncGenerato
     Raises :class:`~batchyard.errors.RequestRefused` for a batch that has no ledger, or has not
     ended, or whose ledger is no longer kept, and :class:`~batchyard.errors.StorageError`.
     """
-    file = await _ledger_of(services, batch)
+    file = await ledger_file(services, batch)
     sums = LedgerSums()
     if file is not None:
         left = b""
@@ -46,8 +46,11 @@ async def ledger_blocks(services: Services, batch: BatchRecord) -> AsyncGenerato
         yield rest.to_line()
 
 
-async def _ledger_of(services: Services, batch: BatchRecord) -> FileRecord | None:
-    """The file with the rows of lines; None: no line was run."""
+async def ledger_file(services: Services, batch: BatchRecord) -> FileRecord | None:
+    """The file with the rows of lines; None: no line was run.
+
+    Raises :class:`~batchyard.errors.RequestRefused` as :func:`ledger_blocks` does.
+    """
     if not batch.options.ledger:
         raise RequestRefused(
             f"{batch.id} has no ledger: it was not created with `ledger`.",
@@ -64,8 +67,9 @@ async def _ledger_of(services: Services, batch: BatchRecord) -> FileRecord | Non
     try:
         return await services.store.files.get(file_id)
     except RecordNotFound:
-        is_gone = batch.output_file_id or batch.error_file_id
-        if not is_gone:
+        results = {each for each in (batch.output_file_id, batch.error_file_id) if each}
+        # Rows of files are forgotten a month after their deletion, all of a batch together.
+        if await services.store.files.known([file_id, *results]) == results:
             return None
         raise RequestRefused(
             f"The ledger of {batch.id} is no longer kept: it was deleted or has expired.",

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"flush_seconds": 0.05, "runner_idle_seconds": 60.0})
+    # With a ledger of every batch, which nothing but the batch's deletion deletes.
+    return settings.model_copy(
+        update={"flush_seconds": 0.05, "runner_idle_seconds": 60.0, "ledger": True}
+    )
 
 
 def sdk(api: Api, key: str | None = None) -> anthropic.AsyncAnthropic:

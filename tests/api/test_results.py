@@ -241,6 +241,24 @@ async def test_what_each_line_used_is_read_by_its_tenant_when_the_batch_has_ende
     assert read(api.other_key).status_code == 404
 
 
+async def test_a_ledger_is_deleted_and_no_longer_counts_towards_the_stored_bytes(
+    api: Api, yard: Yard
+) -> None:
+    batch_id = await yard.prepared([chat_line("a")], tenant="one", ledger=True)
+    batch = await yard.finish(batch_id)
+    address = f"/batches/{batch_id}/ledger"
+    with api.http(api.other_key) as other:
+        assert other.delete(address).status_code == 404
+    with api.http() as client:
+        for file_id in (batch.input_file_id, batch.output_file_id):
+            client.delete(f"/files/{file_id}")
+        assert (await yard.services.store.tenants.usage("one")).stored_bytes > 0
+        assert client.delete(address).json()["deleted"] is True
+        assert (await yard.services.store.tenants.usage("one")).stored_bytes == 0
+        for answer in (client.get(address), client.delete(address)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "results_gone")
+
+
 async def test_a_batch_without_a_ledger_has_none(api: Api, yard: Yard) -> None:
     batch_id = await running(yard)
     with api.http() as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import signal
 import time
@@ -17,7 +18,7 @@ from sqlalchemy import text
 from batchyard.errors import TransitionConflict
 from batchyard.files.retention import expire_files, sweep_orphans
 from batchyard.lifecycle import TERMINAL
-from batchyard.store import DeliveryStatus, Quota, RunnerKind, RunnerStatus
+from batchyard.store import DeliveryStatus, Quota, RunnerKind, RunnerStatus, WhenFull
 from tests.mixtures import lines
 from tests.mixtures.lines import CHAT, MODEL, RESPONSES, Line, expected_reply, reply
 from tests.mixtures.script import lines_of
@@ -75,6 +76,8 @@ class Asked:
     """Its results."""
     output_path: str | None = None
     hook_path: str | None = None
+    kept: frozenset[str] = frozenset()
+    """The lines of a merging retry that keep their results."""
 
 
 @dataclass(slots=True)
@@ -181,8 +184,9 @@ class Player:
                 await self._sleep(role)
             case ["receivers", "down"]:
                 self.outside.is_down = not self.outside.is_down
-            case ["quota"]:
-                quota = Quota(max_active_batches=2, max_enqueued_requests=30)
+            case ["quota"] | ["waiting", "quota"]:
+                when_full = WhenFull.WAIT if what == "waiting_quota" else None
+                quota = Quota(max_active_batches=2, max_enqueued_requests=30, when_full=when_full)
                 await self.site.services.store.tenants.set_quota("one", quota)
                 self.had_quota = True
 
@@ -228,7 +232,8 @@ class Player:
         return str(whole.json()["file"]["id"])
 
     async def _input(self, step: Step, asked: list[Line], key: str) -> dict[str, Any]:
-        content = lines.as_input(asked)
+        packed = gzip.compress if "compressed" in step["options"] else bytes
+        content = packed(lines.as_input(asked))
         match step["source"]:
             case "file":
                 return {"input_file_id": await self._upload(content, key)}
@@ -237,7 +242,7 @@ class Player:
             case "files":
                 middle = len(asked) // 2 or 1
                 parts = [part for part in (asked[:middle], asked[middle:]) if part]
-                ids = [await self._upload(lines.as_input(part), key) for part in parts]
+                ids = [await self._upload(packed(lines.as_input(part)), key) for part in parts]
                 return {"input_file_ids": ids}
             case "inline":
                 return {"requests": [line.as_object() for line in asked]}
@@ -271,6 +276,7 @@ class Player:
         further: dict[str, Any] = {
             "lenient": {"on_invalid": "error_file"},
             "deduplicate": {"deduplicate": True},
+            "ledger": {"ledger": True},
             "chain": {"then": [{"endpoint": CHAT, "template": SECOND_TEMPLATE}]},
             "priority": {"priority": 7},
             "threshold": {"error_threshold": str(threshold)},
@@ -379,7 +385,10 @@ class Player:
         else:
             self._note_refusal("redeliver", answer)
 
-    async def _retry(self, asked: Asked, name: str) -> None:
+    async def _retry_merged(self, asked: Asked, name: str) -> None:
+        await self._retry(asked, name, merges=True)
+
+    async def _retry(self, asked: Asked, name: str, *, merges: bool = False) -> None:
         """Once it has ended; if it does not soon, this is refused."""
         if asked.kind != "batch":
             return
@@ -392,20 +401,24 @@ class Player:
             f"/v1/batches/{asked.id}/retry",
             asked.key,
             good=False,
-            headers={"idempotency-key": f"retry of {name}"},
+            headers={"idempotency-key": f"retry of {name}, {merges}"},
+            json={"merge": merges},
         )
         if answer.status_code >= 400:
             self._note_refusal("retry", answer)
             return
         failed = {line["custom_id"] for line in await self._lines(asked, "error_file_id")}
         again = [line for line in asked.lines if line.custom_id in failed and not line.is_bad]
-        self.asked[f"{name} again"] = Asked(
+        ran = {line.custom_id for line in again}
+        kept = {line.custom_id for line in asked.lines} - ran if merges else set()
+        self.asked[f"{name} {'merged' if merges else 'again'}"] = Asked(
             answer.json()["id"],
             asked.key,
-            again,
+            asked.lines if merges else again,
             asked.options,
             threshold=asked.threshold,
             hook_path=asked.hook_path,
+            kept=frozenset(kept),
         )
 
     async def _delete_results(self, asked: Asked, _: str) -> None:
@@ -523,6 +536,8 @@ class Player:
         else:
             self._check_lines(name, asked, batch, output, error)
             await self._check_usage(name, asked, batch, output)
+            if "ledger" in asked.options:
+                await self._check_ledger(name, asked, batch, [*output, *error])
         if asked.followed is not None:
             followed = await asyncio.wait_for(asked.followed, PATIENCE * 30)
             assert Counter(followed) == Counter([*output, *error]), f"{name}: followed otherwise"
@@ -538,7 +553,7 @@ class Player:
             assert len({each for each, _ in hooks}) == 1, f"{name}: webhooks {hooks}"
             kinds = {event["type"] for _, event in hooks}
             assert kinds == {f"batch.{batch.status.value}"}, f"{name}: {kinds}"
-        if asked.output_path and not name.endswith("again") and output:
+        if asked.output_path and output:
             put = self.outside.put[asked.output_path]
             assert put, f"{name}: nothing was put to {asked.output_path}"
             assert set(put) == {b"\n".join(output) + b"\n"}, f"{name}: other bytes were put"
@@ -621,11 +636,31 @@ class Player:
             return
         rows = await self.site.services.store.usage.of_batch(asked.id)
         requests = sum(row.requests for row in rows)
-        assert requests == batch.counts.completed + batch.counts.failed, f"{name}: {rows}"
-        said = [json.loads(line)["response"]["body"]["usage"] for line in output]
+        ended = batch.counts.completed + batch.counts.failed
+        assert requests == ended - len(asked.kept), f"{name}: {rows}"
+        results = [json.loads(line) for line in output]
+        said = [
+            each["response"]["body"]["usage"]
+            for each in results
+            if each["custom_id"] not in asked.kept
+        ]
         tokens = sum(each.get("prompt_tokens", each.get("input_tokens", 0)) for each in said)
         assert sum(row.input_tokens for row in rows) == tokens, f"{name}: {rows}"
         assert batch.usage.input_tokens == tokens, f"{name}: {batch.usage}"
+
+    async def _check_ledger(
+        self, name: str, asked: Asked, batch: BatchRecord, results: list[bytes]
+    ) -> None:
+        """Its sums are the batch's usage. A line has one row, and in a chain one for each stage."""
+        answer = await self.call("GET", f"/v1/batches/{asked.id}/ledger", asked.key)
+        rows = [json.loads(line) for line in answer.content.splitlines()]
+        for tokens in ("input_tokens", "output_tokens", "total_tokens"):
+            total = sum(row[tokens] for row in rows)
+            assert total == getattr(batch, tokens), f"{name}: {tokens} {total} {batch.usage}"
+        of_lines = Counter((row["custom_id"], row["stage"]) for row in rows if row["line"])
+        assert set(of_lines.values()) <= {1}, f"{name}: {of_lines}"
+        ids = {json.loads(line)["custom_id"] for line in results}
+        assert {custom_id for custom_id, _ in of_lines} <= ids, f"{name}: {of_lines}"
 
     async def _check_message_batch(self, name: str, asked: Asked) -> None:
         path = f"/v1/messages/batches/{asked.id.replace('batch_', 'msgbatch_')}"
@@ -734,6 +769,8 @@ class Player:
         if asked.kind == "message_batch":
             name = asked.id.replace("batch_", "msgbatch_")
             await self.call("DELETE", f"/v1/messages/batches/{name}", asked.key)
+        if "ledger" in asked.options:
+            await self.call("DELETE", f"/v1/batches/{asked.id}/ledger", asked.key, good=False)
         if "chain" in asked.options:
             stages = await self.call("GET", f"/v1/batches/{asked.id}/stages", asked.key)
             ids = [stage["output_file_id"] for stage in stages.json()["data"]]

@@ -22,14 +22,18 @@ Step = dict[str, Any]
 Script = list[Step]
 
 SOURCES: Final = ("file", "files", "inline", "upload", "url", "dataset")
+_PLAIN: Final = ("inline", "dataset")
+"""Those that are never compressed."""
 OPTIONS: Final = (
     "adapter",
     "background",
     "bad_lines",
     "chain",
+    "compressed",
     "deduplicate",
     "idempotent",
     "invalid_output",
+    "ledger",
     "lenient",
     "other_tenant",
     "priority",
@@ -49,6 +53,7 @@ ACTIONS: Final = (
     "pause",
     "redeliver",
     "retry",
+    "retry_merged",
 )
 """Done to one batch."""
 ACCIDENTS: Final = (
@@ -59,6 +64,7 @@ ACCIDENTS: Final = (
     "sleep_runner",
     "receivers_down",
     "quota",
+    "waiting_quota",
 )
 """Done to the whole installation."""
 _SLOWER = ("sleep_control", "sleep_runner")
@@ -107,6 +113,8 @@ def _create(draw: random.Random, name: str) -> Step:
         return {"do": "create", "batch": name, "kind": kind, "options": options, "lines": asked}
     options = [option for option in OPTIONS if draw.random() < 0.22]
     source = draw.choice(SOURCES)
+    if source in _PLAIN and "compressed" in options:
+        options.remove("compressed")
     urls: tuple[str, ...] = (CHAT, COMPLETIONS, EMBEDDINGS)
     if "chain" in options or source == "dataset":
         urls = (CHAT,)
@@ -174,6 +182,7 @@ def possible_pairs() -> set[tuple[str, str]]:
     everywhere = (*ACTIONS, *ACCIDENTS)
     pairs = set(itertools.combinations(sorted((*of_batches, *everywhere)), 2))
     pairs -= set(itertools.combinations(sorted(SOURCES), 2))
+    pairs -= {("compressed", each) for each in _PLAIN}
     for kind in KINDS:
         others = ("other_tenant", *everywhere)
         pairs |= {(min(kind, each), max(kind, each)) for each in others}

@@ -231,3 +231,18 @@ async def test_a_batch_that_never_ran_has_an_empty_ledger(yard: Yard) -> None:
     batch = await yard.run([chat_line("a") | {"method": "GET"}], ledger=True)
     assert batch.status is BatchStatus.FAILED
     assert await checked(yard, batch) == []
+
+
+async def test_a_batch_that_was_cancelled_before_any_line_ran_has_an_empty_ledger(
+    yard: Yard,
+) -> None:
+    """Its error file has all lines, so there are results that could have a ledger."""
+    batch_id = await yard.prepared(lines(3), ledger=True)
+    batches = yard.services.store.batches
+    await batches.advance(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
+    collected = await collect_results(yard.services, batch_id, 0)
+    batch = await publish_results(yard.services, batch_id, collected)
+    assert batch.error_file_id is not None
+    assert await checked(yard, batch) == []
+    await yard.services.store.files.delete(batch.error_file_id)
+    assert await rows_of(yard, batch) == []

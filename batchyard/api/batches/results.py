@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -12,13 +12,16 @@ from pydantic import WithJsonSchema
 from batchyard.api.http.api_error import ApiError
 from batchyard.api.http.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.http.begun_stream import begun
+from batchyard.api.http.json_response import JsonResponse
 from batchyard.api.http.pages import limit_schema, read_paging
 from batchyard.api.http.route import HEADERS, Route
-from batchyard.errors import RequestRefused
+from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.files.cursor import Order, parse_cursor
-from batchyard.files.read_ledger import ledger_blocks
+from batchyard.files.delete import delete_file
+from batchyard.files.read_ledger import ledger_blocks, ledger_file
 from batchyard.files.read_results import BOTH, ResultsReader
 from batchyard.results.results import Outcome
+from batchyard.wire import FileDeleted, result_file_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -181,6 +184,22 @@ async def read_ledger(batch_id: str, caller: Authenticated) -> Response:
     with _as_results_say():
         rows = await begun(ledger_blocks(services, batch))
     return StreamingResponse(rows, media_type=_JSONL, headers={"cache-control": "no-store"})
+
+
+@router.delete("/{batch_id}/ledger", summary="Delete the ledger")
+async def delete_ledger(batch_id: str, caller: Authenticated) -> JsonResponse[FileDeleted]:
+    """Delete what each line of a batch used and cost: a file that no list of files has.
+
+    Its bytes count towards the tenant's stored bytes until it is deleted or expires.
+    """
+    services = caller.services
+    batch = await services.store.batches.get(batch_id, caller.tenant)
+    with _as_results_say():
+        file = await ledger_file(services, batch)
+    if file is not None:
+        with suppress(RecordNotFound):
+            await delete_file(services, file.tenant, file.id)
+    return JsonResponse(FileDeleted(id=result_file_id(batch.id, "ledger")))
 
 
 def _headers(after: str, *, has_more: bool) -> dict[str, str]:

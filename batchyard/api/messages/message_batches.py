@@ -34,6 +34,7 @@ from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.files.delete import delete_file
 from batchyard.lifecycle import TERMINAL
 from batchyard.steps.create.create import BatchRequest
+from batchyard.wire import result_file_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,7 +187,13 @@ async def delete_message_batch(
     services = caller.services
     if batch.status in TERMINAL:
         # First, so that a deletion that breaks off can be repeated.
-        for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+        ledger_id = result_file_id(batch.id, "ledger")
+        for file_id in (
+            batch.input_file_id,
+            batch.output_file_id,
+            batch.error_file_id,
+            ledger_id,
+        ):
             if file_id is not None:
                 with suppress(RecordNotFound):
                     await delete_file(services, caller.tenant, file_id)
