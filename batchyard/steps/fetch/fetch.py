@@ -21,7 +21,7 @@ from batchyard.steps.fetch.input_file import (
     record_input,
     store_input,
 )
-from batchyard.steps.fetch.input_place import failures_of_input, read_input
+from batchyard.steps.fetch.input_place import failures_of_input, pinned, read_input
 from batchyard.steps.fetch.join import join_files, join_places
 from batchyard.steps.fetch.render import render_rows
 from batchyard.storage.compression import unpacked_name
@@ -55,6 +55,8 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         # Fetched earlier, and deleted by its tenant since: the bytes are kept for the batch. Its
         # row could not be written a second time.
         return file.size_bytes
+    if location is not None:
+        location = await pinned(services, batch, location)
     if isinstance(location, Several) and places.template is None:
         await _check_here(services, location)
         return await join_places(services, batch, location.places)
