@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from batchyard.errors import LocationRefused
 from batchyard.locations.bucket_object import BucketObject
 from batchyard.processes.threads import in_thread
-from batchyard.storage.hub_dataset import HubCredentials, HubDataset, hub_address, is_commit
+from batchyard.storage.hub_repository import HubCredentials, HubRepository, hub_address, is_commit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,8 +34,8 @@ class HubFile(BucketObject):
 
     async def pinned(self, access: Access) -> Self:
         """The same place in the commit that the branch has now."""
-        async with self.connected(access) as dataset:
-            return replace(self, bucket=await dataset.pinned())
+        async with self.connected(access) as repository:
+            return replace(self, bucket=await repository.pinned())
 
     async def check_output(self) -> None:
         """Raises LocationRefused for a folder, and for a commit: only a branch can be written."""
@@ -44,19 +44,19 @@ class HubFile(BucketObject):
             raise LocationRefused(f"{self} is in a commit, which never changes: name a branch")
 
     async def probe(self, access: Access) -> None:
-        async with self.connected(access) as dataset:
-            await dataset.probe()
+        async with self.connected(access) as repository:
+            await repository.probe()
 
     async def write(self, path: Path, access: Access) -> None:
-        async with self.connected(access) as dataset:
-            await dataset.write_file(self.key, path)
+        async with self.connected(access) as repository:
+            await repository.write_file(self.key, path)
 
     @contextlib.asynccontextmanager
-    async def connected(self, access: Access) -> AsyncIterator[HubDataset]:
+    async def connected(self, access: Access) -> AsyncIterator[HubRepository]:
         """The dataset, as long as the block runs."""
         credentials = replace(await access.credentials(HubCredentials), ca_file=access.ca_file)
-        dataset = await in_thread(HubDataset, self.bucket, credentials)
+        repository = await in_thread(HubRepository, self.bucket, credentials)
         try:
-            yield dataset
+            yield repository
         finally:
-            await dataset.close()
+            await repository.close()

@@ -23,10 +23,10 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from batchyard.storage.hub_dataset import HubCredentials
+from batchyard.storage.hub_repository import HubCredentials
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 WRITER, READER = "hf_writer_token", "hf_reader_token"
 LFS_FROM_BYTES = 2000
@@ -107,7 +107,8 @@ class Fault:
     """What happens to the next request whose method and path have these words in them.
 
     ``status``: the answer, in place of the right one. ``cut``: the answer ends after so many bytes.
-    ``is_lost``: everything is done, and no answer comes. ``content``: what is sent instead.
+    ``is_lost``: everything is done, and no answer comes. ``content``: what is sent instead. ``act``
+    is called before the right answer is made.
     """
 
     words: str
@@ -116,6 +117,7 @@ class Fault:
     cut: int | None = None
     is_lost: bool = False
     content: bytes | None = None
+    act: Callable[[], object] | None = None
 
 
 class Hub:
@@ -182,7 +184,11 @@ def _with_faults(hub: Hub) -> Any:
         hub.faults.remove(fault)
         if fault.status:
             return web.Response(status=fault.status, headers=fault.headers, text="refused")
+        if fault.act is not None:
+            fault.act()
         answer = await handler(request)
+        if fault.act is not None:
+            return answer
         if fault.content is not None:
             return web.Response(body=fault.content, status=answer.status)
         if fault.is_lost:

@@ -21,7 +21,7 @@ from batchyard.errors import (
 from batchyard.locations.access import Access
 from batchyard.locations.location import parse_location, read_location, write_location
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.hub_dataset import HubCredentials, HubDataset
+from batchyard.storage.hub_repository import HubCredentials, HubRepository
 from tests.contract.storage.conftest import QUICK
 from tests.services.hub import READER, WRITER, Dataset, Fault, Hub, running_hub
 
@@ -64,8 +64,8 @@ def access_to(hub: Hub, token: str = WRITER) -> Access:
     return Access(find)
 
 
-def dataset(hub: Hub, token: str = WRITER, at: str = "", backoff: Backoff = QUICK) -> HubDataset:
-    return HubDataset(f"datasets/{NAME}{at}", hub.credentials(token), backoff=backoff)
+def dataset(hub: Hub, token: str = WRITER, at: str = "", backoff: Backoff = QUICK) -> HubRepository:
+    return HubRepository(f"datasets/{NAME}{at}", hub.credentials(token), backoff=backoff)
 
 
 async def read(hub: Hub, place: Location, token: str = WRITER) -> bytes:
@@ -73,7 +73,7 @@ async def read(hub: Hub, place: Location, token: str = WRITER) -> bytes:
     return b"".join([block async for block in stream])
 
 
-async def content(of: HubDataset, path: str) -> bytes:
+async def content(of: HubRepository, path: str) -> bytes:
     return b"".join([block async for block in of.read(path)])
 
 
@@ -315,7 +315,7 @@ async def test_a_limit_is_waited_for(hub: Hub) -> None:
 async def test_a_hub_that_is_away_is_unavailable(hub: Hub) -> None:
     away = HubCredentials(token=WRITER, endpoint_url="http://127.0.0.1:9")
     with pytest.raises(StorageUnavailable, match="the hub cannot be reached"):
-        await content(HubDataset(f"datasets/{NAME}", away, backoff=QUICK), "a")
+        await content(HubRepository(f"datasets/{NAME}", away, backoff=QUICK), "a")
     hub.faults = [Fault("/revision/", status=413)]
     with pytest.raises(ObjectTooLarge):
         await content(dataset(hub), "a")

@@ -102,7 +102,7 @@ class HubCredentials:
         )
 
 
-class HubDataset:
+class HubRepository:
     """A :class:`~batchyard.storage.buckets.ReadBucket` of one commit; writing makes another one.
 
     ``name`` is like that of :func:`hub_address`. Everything is read from the commit that a branch
