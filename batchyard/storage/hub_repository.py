@@ -127,8 +127,9 @@ class HubRepository:
         return f"hf://{self._name}/{key}"
 
     async def pinned(self) -> str:
-        """The dataset's name with its commit, which is never another one."""
-        return f"datasets/{self._of['repo_id']}@{await self._at()}"
+        """The dataset's name with the commit that it has now; raises where there is none."""
+        self._commit = await self._ask_commit()
+        return f"datasets/{self._of['repo_id']}@{self._commit}"
 
     async def read(self, key: str) -> AsyncGenerator[bytes]:
         """Stream the file; a broken connection is resumed where it broke.
@@ -210,19 +211,17 @@ class HubRepository:
     async def write_file(self, key: str, path: Path) -> None:
         """Make a commit with the local file's content, if the branch does not have it already.
 
-        So a commit whose answer was lost is not made twice. By git LFS, which the hub turns into
-        its own format later: hf_xet, which huggingface_hub would use for a path, neither ends with
-        its caller nor says what it stored.
+        So a commit whose answer was lost is not made twice. A file object goes through git LFS; for
+        a path, huggingface_hub would use hf_xet, which has connections and retries of its own.
         """
         stop = threading.Event()
         commit = partial(self._commit_file, key, path, stop)
-        with os_errors_as_ours(str(path)):
-            await self._call(key, commit, stop)
+        await self._call(key, commit, stop)
 
     def _commit_file(self, key: str, path: Path, stop: threading.Event) -> None:
         from huggingface_hub import CommitOperationAdd  # noqa: PLC0415 - an extra
 
-        with _LocalFile(path, stop) as file:
+        with os_errors_as_ours(str(path)), _LocalFile(path, stop) as file:
             made = self._api.create_commit(
                 **self._of,
                 operations=[CommitOperationAdd(key, file)],
@@ -251,7 +250,7 @@ class HubRepository:
         """
 
         def ask() -> None:
-            self._api.dataset_info(self._of["repo_id"], revision=self._revision, expand=["sha"])
+            self._info()
             self._api.auth_check(**self._of, write=True)
 
         await self._call("", ask)
@@ -262,14 +261,15 @@ class HubRepository:
 
     async def _at(self) -> str:
         if not self._commit:
-            info = await self._call(
-                "",
-                lambda: self._api.dataset_info(
-                    self._of["repo_id"], revision=self._revision, expand=["sha"]
-                ),
-            )
-            self._commit = str(info.sha)
+            self._commit = await self._ask_commit()
         return self._commit
+
+    async def _ask_commit(self) -> str:
+        return str((await self._call("", self._info)).sha)
+
+    def _info(self) -> Any:
+        repository = self._of["repo_id"]
+        return self._api.dataset_info(repository, revision=self._revision, expand=["sha"])
 
     async def _file(self, key: str) -> Any:
         commit = await self._at()
@@ -294,7 +294,9 @@ class HubRepository:
         """
 
         def attempt() -> T:
-            with hub_errors_as_ours(self.shown(key)):
+            name = self.shown(key)
+            # It reads files for a token.
+            with os_errors_as_ours(name), hub_errors_as_ours(name):
                 return call()
 
         interrupt = None if stop is None else stop.set

@@ -107,8 +107,8 @@ class Fault:
     """What happens to the next request whose method and path have these words in them.
 
     ``status``: the answer, in place of the right one. ``cut``: the answer ends after so many bytes.
-    ``is_lost``: everything is done, and no answer comes. ``content``: what is sent instead. ``act``
-    is called before the right answer is made.
+    ``is_lost``: everything is done, and no answer comes. ``content``: what is sent instead, with
+    ``status`` if there is one. ``act`` is called before the right answer is made.
     """
 
     words: str
@@ -175,14 +175,14 @@ def running_hub() -> Iterator[Hub]:
 def _with_faults(hub: Hub) -> Any:
     @web.middleware
     async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
-        line = f"{request.method} {request.raw_path}"
+        line = f"{request.method} {request.raw_path} {request.headers.get('Range', '')}"
         hub.requests.append(line)
         fault = next((each for each in hub.faults if each.words in line), None)
         if fault is None:
             answer: web.StreamResponse = await handler(request)
             return answer
         hub.faults.remove(fault)
-        if fault.status:
+        if fault.status and fault.content is None:
             return web.Response(status=fault.status, headers=fault.headers, text="refused")
         if fault.act is not None:
             fault.act()
@@ -190,7 +190,7 @@ def _with_faults(hub: Hub) -> Any:
         if fault.act is not None:
             return answer
         if fault.content is not None:
-            return web.Response(body=fault.content, status=answer.status)
+            return web.Response(body=fault.content, status=fault.status or answer.status)
         if fault.is_lost:
             assert request.transport is not None
             request.transport.abort()

@@ -71,9 +71,9 @@ def check_paths(settings: Settings, *, output: Location | None, errors: Location
         if isinstance(location, LocalFile):
             raise RequestRefused(
                 f"{name} is the path {location}, and the batch may be run on another machine than "
-                f"{settings.this_machine}: give s3://bucket/key or a URL, or leave it out and "
-                "fetch the results with `batchyard results`. If a path means the same on every "
-                "machine, set BATCHYARD_SHARED_PATHS=true.",
+                f"{settings.this_machine}: give s3://bucket/key (or az://, gs://, hf://) or a URL, "
+                "or leave it out and fetch the results with `batchyard results`. If a path means "
+                "the same on every machine, set BATCHYARD_SHARED_PATHS=true.",
                 param=name,
                 code="invalid_value",
             )

@@ -116,6 +116,6 @@ async def _check_here(services: Services, location: Location) -> None:
         is_here = await in_thread(has_local_files, location.path)
     if not is_here and where:
         raise ObjectNotFound(
-            f"{location} does not exist{where}, where this batch is run: give s3://bucket/key, a "
-            "URL, or a path that is the same file on every machine"
+            f"{location} does not exist{where}, where this batch is run: give s3://bucket/key "
+            "(or az://, gs://, hf://), a URL, or a path that is the same file on every machine"
         )

@@ -19,11 +19,12 @@ from batchyard.errors import (
     StorageUnavailable,
 )
 from batchyard.locations.access import Access
+from batchyard.locations.hub_file import HubFile
 from batchyard.locations.location import parse_location, read_location, write_location
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.hub_repository import HubCredentials, HubRepository
 from tests.contract.storage.conftest import QUICK
-from tests.services.hub import READER, WRITER, Dataset, Fault, Hub, running_hub
+from tests.services.hub import READER, WRITER, Dataset, Entry, Fault, Hub, running_hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,13 +161,17 @@ async def test_a_download_that_is_cut_is_resumed_where_it_ended(hub: Hub, path: 
     hub.faults = [Fault(words, cut=half), Fault("/resolve/", status=500), Fault("/resolve/", 429)]
     assert await content(dataset(hub), path) == expected
     assert hub.faults == []
+    # By whole blocks of 1 MiB.
+    assert hub.asked("Signature=secret bytes=1048576-") == (path == "data/large.jsonl")
 
 
 async def test_a_file_of_a_server_without_ranges_is_resumed(hub: Hub) -> None:
-    hub.datasets[NAME].commit({"a.jsonl": b"0123456789"})
-    hub.faults = [Fault("/resolve/", cut=4), Fault("/resolve/", content=b"0123456789")]
-    hub.faults[1].status = 0
-    assert await content(dataset(hub), "a.jsonl") == b"0123456789"
+    hub.faults = [
+        Fault("Signature", cut=len(LARGE) // 2),
+        Fault("Signature", content=LARGE, status=200),
+    ]
+    assert await content(dataset(hub), "data/large.jsonl") == LARGE
+    assert hub.faults == []
 
 
 async def test_content_that_is_not_the_commits_is_noticed(hub: Hub) -> None:
@@ -178,6 +183,21 @@ async def test_content_that_is_not_the_commits_is_noticed(hub: Hub) -> None:
             await content(dataset(hub), path)
 
 
+async def test_a_commit_that_has_other_content_is_noticed(
+    hub: Hub, mine: Dataset, tmp_path: Path
+) -> None:
+    """Until the right one is there: another program may have written the file meanwhile."""
+    (tmp_path / "results").write_bytes(SMALL)
+
+    def other() -> None:
+        newest = mine.commits[mine.branches["main"]]
+        newest["a.jsonl"] = Entry(b"of another program\n", is_lfs=False)
+
+    hub.faults = [Fault("/paths-info/", act=other)]
+    await dataset(hub).write_file("a.jsonl", tmp_path / "results")
+    assert mine.files()["a.jsonl"] == SMALL
+
+
 async def test_a_branch_that_moves_does_not_mix_two_versions(hub: Hub, mine: Dataset) -> None:
     branch = dataset(hub)
     found = [path async for path in branch.list("")]
@@ -185,7 +205,9 @@ async def test_a_branch_that_moves_does_not_mix_two_versions(hub: Hub, mine: Dat
     assert [path async for path in branch.list("")] == found
     assert await content(branch, "small.jsonl") == SMALL
     assert await content(dataset(hub), "small.jsonl") == b"other\n"
-    pinned = await parse_location(f"hf://datasets/{NAME}/small.jsonl").pinned(access_to(hub))  # type: ignore[attr-defined]  # a bucket's object has it
+    place = parse_location(f"hf://datasets/{NAME}/small.jsonl")
+    assert isinstance(place, HubFile)
+    pinned = await place.pinned(access_to(hub))
     mine.commit({"small.jsonl": b"third\n"})
     assert await read(hub, pinned) == b"other\n"
 
@@ -235,6 +257,14 @@ async def test_what_is_missing_is_named(hub: Hub, at: str, path: str, words: str
     with pytest.raises(ObjectNotFound, match=words):
         await content(dataset(hub, at=at), path)
     assert len(hub.requests) <= 2  # asked once, not again and again
+
+
+async def test_a_dataset_without_that_commit_is_not_an_empty_one(hub: Hub) -> None:
+    """A listing says nothing of folders that are not there."""
+    place = parse_location(f"hf://datasets/{NAME}@{'0' * 40}/data/")
+    assert isinstance(place, HubFile)
+    with pytest.raises(ObjectNotFound, match="no such branch, tag or commit"):
+        await place.pinned(access_to(hub))
 
 
 async def test_a_folder_is_no_file(hub: Hub) -> None:
