@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from batchyard.errors import LocationRefused
+from batchyard.errors import AccessDenied, LocationRefused
 from batchyard.locations.bucket_object import BucketObject
 from batchyard.processes.threads import in_thread
 from batchyard.storage.hub_repository import HubCredentials, HubRepository, hub_address, is_commit
@@ -44,8 +44,12 @@ class HubFile(BucketObject):
             raise LocationRefused(f"{self} is in a commit, which never changes: name a branch")
 
     async def probe(self, access: Access) -> None:
-        async with self.connected(access) as repository:
-            await repository.probe()
+        try:
+            async with self.connected(access) as repository:
+                await repository.probe()
+        except LocationRefused as error:
+            # Such as a missing library: a write would be refused as well.
+            raise AccessDenied(str(error)) from None
 
     async def write(self, path: Path, access: Access) -> None:
         async with self.connected(access) as repository:

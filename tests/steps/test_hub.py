@@ -178,3 +178,6 @@ async def test_without_the_extra_the_message_says_what_to_install(
     batch = await yard.run([], input=f"{URL}/a.jsonl")
     assert batch.status is BatchStatus.FAILED
     assert "pip install 'batchyard[hub]'" in batch.errors[0].message
+    batch = await yard.run([chat_line("a")], output=f"{URL}/a.jsonl")
+    assert batch.status is BatchStatus.FAILED
+    assert "pip install 'batchyard[hub]'" in batch.errors[0].message
