@@ -299,6 +299,8 @@ class StorageUnavailable(StorageError):
 
     code = "storage_unavailable"
     is_retriable = True
+    wait_seconds = 0.0
+    """How long the server has asked to wait, if it has."""
 
 
 class DispatchFailed(BatchyardError):

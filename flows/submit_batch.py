@@ -55,9 +55,9 @@ Place = Annotated[
     str,
     Field(
         json_schema_extra=_only(
-            r"^(?![Hh]\w+://(.*\?|[^/]*@))",
-            f"an absolute path, s3://bucket/key (or az://, gs://), or a URL {_URL_FOR_RECORDS} "
-            "(use `batchyard submit` for a URL with a signature)",
+            r"^(?![Hh][Tt]\w+://(.*\?|[^/]*@))",
+            "an absolute path, s3://bucket/key (or az://, gs://, hf://), or a URL "
+            f"{_URL_FOR_RECORDS} (use `batchyard submit` for a URL with a signature)",
         )
     ),
 ]
@@ -119,10 +119,10 @@ async def submit_batch(
 
     Args:
         input: The JSONL file of requests: an absolute path that the workers can read,
-            s3://bucket/key, or a public http(s) URL. A URL with a signature belongs to the
-            command `batchyard submit`, which does not show it to Prefect.
-        output: Where the answers go: an absolute path or s3://bucket/key. Empty: they stay in
-            Batchyard's own store, under their file id.
+            s3://bucket/key (or az://, gs://, hf://), or a public http(s) URL. A URL with a
+            signature belongs to the command `batchyard submit`, which does not show it to Prefect.
+        output: Where the answers go: an absolute path or s3://bucket/key (or az://, gs://, hf://).
+            Empty: they stay in Batchyard's own store, under their file id.
         errors: Where the lines that failed go, in the same way.
         {of_batch}
     """
@@ -189,7 +189,7 @@ def _recordable(name: str, text: str) -> Location:
     if str(location) != location.text:
         raise RequestRefused(
             f"{name} is a URL with a query or a password, which Prefect would record. "
-            "Use `batchyard submit`, which keeps it encrypted, or s3://bucket/key.",
+            "Use `batchyard submit`, which keeps it encrypted, or a place in a bucket.",
             param=name,
             code="invalid_value",
         )

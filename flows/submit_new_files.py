@@ -81,8 +81,8 @@ async def submit_new_files(
     may be repeated, and several may look at the same folder: a file makes one batch.
 
     Args:
-        input_prefix: Where the files are: s3://bucket/prefix/ or the absolute path of a folder,
-            with what is below it.
+        input_prefix: Where the files are: s3://bucket/prefix/ (or az://, gs://) or the absolute
+            path of a folder, with what is below it.
         output_prefix: Where the results go, in the same way: of name.jsonl, name.results.jsonl and
             name.errors.jsonl. It must not be in the input. Empty: they stay in Batchyard's own
             store.
@@ -124,8 +124,8 @@ def _check_machine(settings: Settings, **folders: BucketPrefix | LocalFolder | N
         if isinstance(folder, LocalFolder):
             raise RequestRefused(
                 f"{name} is the path {folder}, and the batches may be run on another machine than "
-                f"{settings.this_machine}: give s3://bucket/prefix/. If a path means the same "
-                "on every machine, set BATCHYARD_SHARED_PATHS=true.",
+                f"{settings.this_machine}: give s3://bucket/prefix/ (or az://, gs://). If a path "
+                "means the same on every machine, set BATCHYARD_SHARED_PATHS=true.",
                 param=name,
                 code="invalid_value",
             )

@@ -5,6 +5,7 @@
 #
 #   PYTHON=python3.11 infra/environment.sh product|runtime|engine-cpu|engine-cuda FOLDER
 #   DATASETS=yes      with the extra `datasets`, for `runtime`; `product` always has it
+#   HUB=yes           the same with the extra `hub`
 set -euo pipefail
 
 environment=$1
@@ -82,6 +83,7 @@ runtime)
     make_folder
     pip_install -r "$here"/../requirements/runtime.txt
     [[ ${DATASETS:-no} != yes ]] || pip_install -r "$here"/../requirements/datasets.txt
+    [[ ${HUB:-no} != yes ]] || pip_install -r "$here"/../requirements/hub.txt
     ;;
 engine-cpu)
     announce "engine environment, CPU: about 2.5 GB, two minutes"

@@ -23,9 +23,10 @@ BATCHYARDS_OWN = ("--no-deps", "--no-build-isolation", "--editable", str(ROOT))
 
 
 def loose() -> list[str]:
-    """The requirements of the product and of its extra, as pyproject.toml has them."""
+    """The requirements of the product and of its extras, as pyproject.toml has them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["datasets"]]
+    extras = project["optional-dependencies"].values()
+    return [*project["dependencies"], *(each for extra in extras for each in extra)]
 
 
 def at_the_end(requirement: str, end: str) -> str:

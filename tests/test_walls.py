@@ -40,7 +40,8 @@ WALLS = {
         r"|(api|runner)\.live(\.|$)",
         19,
     ),
-    "datasets": Wall(r"(?i)dataset|is_rendered|pyarrow", 17),
+    "datasets": Wall(r"(?i)dataset|is_rendered|pyarrow", 17, ("batchyard.storage.hub_repository",)),
+    "hub": Wall(r"Hub[A-Z]|HUB|hub_|\bhub$", 4, ("batchyard.engine",)),
     "background responses": Wall(
         r"accept_response|Response(Status|Groups)|response_groups|Responses$|insert_response_"
         r"|RESPONSES|unplanned_responses|batch\.responses$|store\.responses?\b|^\.responses$",

@@ -59,7 +59,7 @@ def object_files(keys: Sequence[str], wanted: str, where: str) -> list[str]:
     :class:`~batchyard.errors.LocationRefused` where the files are not clear.
     """
     folder, pattern = split_pattern(wanted)
-    if wanted.endswith("/") and any(key.startswith(wanted) for key in keys):
+    if (not wanted or wanted.endswith("/")) and any(key.startswith(wanted) for key in keys):
         folder, pattern = wanted, _ANY_DEPTH
     elif wanted in keys:
         return [wanted]

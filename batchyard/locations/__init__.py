@@ -1,7 +1,7 @@
 """Users' places for input and output: files, objects and URLs.
 
 =============  ==================================================================
-``location``   one place: ``local_file``, ``bucket_object`` or ``web_url``
+``location``   one place: ``local_file``, ``bucket_object``, ``hub_file`` or ``web_url``
 ``access``     what a place can do, and the credentials that it needs
 ``folder``     a folder or a prefix, in which new files are found
 ``presigned``  what a presigned URL allows; ``probe`` asks known stores before a batch

@@ -14,10 +14,11 @@ from batchyard.storage.file import read_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from batchyard.locations.access import Access
-    from batchyard.storage.buckets import Bucket
+    from batchyard.storage.buckets import Bucket, ReadBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class BucketObject:
 
     async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
         async with (
-            connected_bucket(self.scheme, self.bucket, access) as connected,
+            self.connected(access) as connected,
             contextlib.aclosing(connected.read(self.key)) as stream,
         ):
             async for block in stream:
@@ -62,15 +63,24 @@ class BucketObject:
     async def keys(self, access: Access, prefix: str) -> AsyncGenerator[str]:
         """The keys of this bucket that begin with ``prefix``, in byte order."""
         async with (
-            connected_bucket(self.scheme, self.bucket, access) as connected,
+            self.connected(access) as connected,
             contextlib.aclosing(connected.list(prefix)) as found,
         ):
             async for key in found:
                 yield key
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether it names what is below a prefix."""
+        return not self.key or self.key.endswith("/")
+
+    async def pinned(self, _: Access) -> Self:
+        """The same place: an object that is replaced while it is read is noticed by its ETag."""
+        return self
+
     async def check_output(self) -> None:
         """Raises LocationRefused for what names a folder; only a write tells the rest."""
-        if self.key.endswith("/"):
+        if self.is_folder:
             raise LocationRefused(f"{self} is a folder: give a file, such as {self}results.jsonl")
 
     async def probe(self, _: Access) -> None:
@@ -82,6 +92,10 @@ class BucketObject:
             contextlib.aclosing(read_file(path)) as parts,
         ):
             await connected.write(self.key, parts)
+
+    def connected(self, access: Access) -> AbstractAsyncContextManager[ReadBucket]:
+        """Its bucket, as long as the block runs."""
+        return connected_bucket(self.scheme, self.bucket, access)
 
 
 @contextlib.asynccontextmanager

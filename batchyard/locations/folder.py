@@ -143,6 +143,7 @@ def parse_folder(text: str) -> BucketPrefix | LocalFolder:
     """
     if "://" not in text and text and "\0" not in text:
         return LocalFolder(Path(text))
+    # Not `hf://`: a folder is looked at every few minutes, and each result would be a commit.
     if (address := bucket_address(text)) is None:
         raise LocationRefused(
             "give an absolute path of a folder, or s3://bucket/prefix/ (or az://, gs://)"

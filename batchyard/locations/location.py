@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import LocationRefused, ObjectTooLarge
 from batchyard.locations.bucket_object import BucketObject
+from batchyard.locations.hub_file import SCHEME as HUB
+from batchyard.locations.hub_file import HubFile
 from batchyard.locations.local_file import LocalFile
 from batchyard.locations.parted_url import PartedUrl
 from batchyard.locations.several import Several
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
     **dict.fromkeys(BUCKETS, BucketObject.parse),
+    HUB: HubFile.parse,
     "http": WebUrl.parse,
     "https": WebUrl.parse,
     # What the API makes of an object; users do not write them.
@@ -38,7 +41,9 @@ SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
     # What commands make of several places.
     "several": lambda text: Several.parse(text, parse_location),
 }
-_IN_BUCKETS: Final = ", ".join(f"{scheme}://bucket/key" for scheme in BUCKETS)
+_IN_BUCKETS: Final = ", ".join(
+    (*(f"{scheme}://bucket/key" for scheme in BUCKETS), f"{HUB}://datasets/OWNER/NAME/PATH")
+)
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 

@@ -107,3 +107,8 @@ async def _without_bom(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 def one_of(places: Sequence[Location]) -> Location:
     """The place, or all of them as one."""
     return places[0] if len(places) == 1 else Several(tuple(places))
+
+
+def places_in(place: Location) -> Sequence[Location]:
+    """The reverse: all places that it is."""
+    return place.places if isinstance(place, Several) else (place,)

@@ -55,7 +55,7 @@ async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
     if most_bytes is not None and size_bytes > most_bytes:
         raise ObjectTooLarge(
             f"{path.name} has {size_bytes} bytes, and {name} takes {most_bytes} in one PUT: "
-            "give URLs of parts, write to s3://, or split the batch"
+            "give URLs of parts, write to s3:// (or az://, gs://), or split the batch"
         )
     await _put(url, path, 0, size_bytes, web or WebAccess())
 

@@ -27,6 +27,8 @@ class Backoff:
     """The first try included."""
     first_seconds: float = 0.5
     longest_seconds: float = 20.0
+    longest_asked_seconds: float = 300.0
+    """The most that a server may ask for: the windows of a hub's rate limits are as long."""
 
     def waits(self) -> Iterator[float]:
         """The seconds to wait before each further try: ``attempts - 1`` of them."""
@@ -39,6 +41,15 @@ class Backoff:
         for wait in self.waits():
             try:
                 return await attempt()
-            except StorageUnavailable:
-                await asyncio.sleep(wait)
+            except StorageUnavailable as error:
+                await self.sleep(wait, error)
         return await attempt()
+
+    async def sleep(self, wait: float, error: StorageUnavailable) -> None:
+        """Wait so long, or as long as the server has asked for.
+
+        Raises the error where that is more than any caller should have to wait.
+        """
+        if error.wait_seconds > self.longest_asked_seconds:
+            raise error
+        await asyncio.sleep(max(wait, error.wait_seconds))

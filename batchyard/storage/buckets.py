@@ -23,8 +23,20 @@ if TYPE_CHECKING:
     from batchyard.storage.base import ListedObject, StoredObject
 
 
-class Bucket(Protocol):
-    """Objects under raw keys. Errors are those of :mod:`batchyard.errors`."""
+class ReadBucket(Protocol):
+    """Objects under raw keys, as users' inputs need them."""
+
+    def read(self, key: str) -> AsyncGenerator[bytes]:
+        """Stream one version of the object."""
+        ...
+
+    def list(self, prefix: str) -> AsyncGenerator[str]:
+        """Every key that starts with ``prefix``, in byte order."""
+        ...
+
+
+class Bucket(ReadBucket, Protocol):
+    """The same as the object store needs them. Errors are those of :mod:`batchyard.errors`."""
 
     async def write(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject: ...
 
@@ -35,10 +47,6 @@ class Bucket(Protocol):
     async def size(self, key: str) -> int: ...
 
     async def delete(self, key: str) -> None: ...
-
-    def list(self, prefix: str) -> AsyncGenerator[str]:
-        """Every key that starts with ``prefix``, in byte order."""
-        ...
 
     def listing(self, prefix: str) -> AsyncGenerator[ListedObject]: ...
 

@@ -19,7 +19,7 @@
     endpoint_url = "https://s3.example.org"
     secret_access_key = { variable = "S3_SECRET" }
 
-    [azure]                                       # those for az:// places; [google]: for gs://
+    [azure]                                       # for az://; [google]: for gs://; [hub]: for hf://
     account_name = "results"
     account_key = { variable = "AZURE_KEY" }
 
@@ -44,6 +44,7 @@ from batchyard.settings_sources import read_config, settings_of, unknown_name
 from blocks import (
     AzureCredentialsBlock,
     GoogleCredentialsBlock,
+    HubCredentialsBlock,
     RemoteEngineBlock,
     S3CredentialsBlock,
     VllmEngineBlock,
@@ -57,13 +58,16 @@ if TYPE_CHECKING:
     from prefect.blocks.core import Block
 
 EngineBlock = VllmEngineBlock | RemoteEngineBlock
-CredentialsBlock = S3CredentialsBlock | AzureCredentialsBlock | GoogleCredentialsBlock
+CredentialsBlock = (
+    S3CredentialsBlock | AzureCredentialsBlock | GoogleCredentialsBlock | HubCredentialsBlock
+)
 B = TypeVar("B", bound=EngineBlock | CredentialsBlock)
 
 CREDENTIALS: Final[Mapping[str, type[CredentialsBlock]]] = {
     "s3": S3CredentialsBlock,
     "azure": AzureCredentialsBlock,
     "google": GoogleCredentialsBlock,
+    "hub": HubCredentialsBlock,
 }
 """The tables of credentials, and the block that each of them is."""
 

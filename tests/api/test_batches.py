@@ -316,7 +316,7 @@ def test_a_create_that_cannot_be_names_what_is_wrong(api: Api) -> None:
 
 
 def test_no_client_names_a_place_of_the_server_itself(api: Api) -> None:
-    places = ["/etc/passwd", "file:///etc/passwd", "s3://bucket/key", ""]
+    places = ["/etc/passwd", "file:///etc/passwd", "s3://bucket/key", "hf://datasets/a/b/c", ""]
     for key in ("input_url", "output_url", "error_url", "webhook_url"):
         changes = {"input_file_id": ...} if key == "input_url" else {}
         for place in places:

@@ -25,6 +25,7 @@ from tests.cli.conftest import Background, Terminal, chat_line
 from tests.cli.screen import drawn
 from tests.pages import block, replaced, words_of
 from tests.patience import PATIENCE
+from tests.services.hub import WRITER, Dataset, running_hub
 from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables
 from tests.services.receiver import running_receiver
 from tests.services.swift import BUCKET
@@ -316,9 +317,11 @@ def questions(texts: list[str]) -> bytes:
     return written.getvalue()
 
 
-def dataset_command(name: str, here: Callable[[str], str], engine_url: str) -> list[str]:
-    """That of docs/how-to/datasets.md, with the stub engine instead of vLLM."""
-    text = here(block("docs/how-to/datasets.md", name))
+def dataset_command(
+    name: str, here: Callable[[str], str], engine_url: str, page: str = "docs/how-to/datasets.md"
+) -> list[str]:
+    """That of the page, with the stub engine instead of vLLM."""
+    text = here(block(page, name))
     command = text[text.index("batchyard run") :]
     model = "--model .models/tiny-chat --served-model-name tiny-chat"
     ours = {model: f"--engine-url {engine_url} --model stub-model", "\\\n": ""}
@@ -371,6 +374,26 @@ def test_a_dataset_may_be_a_folder_of_a_bucket(
     found = pq.read_table(io.BytesIO(body))
     assert found["question"].to_pylist() == ["one", "two", "three"]
     assert found["status"].to_pylist() == ["succeeded"] * 3
+
+
+def test_a_dataset_of_a_hub_is_read_and_its_answers_are_committed(
+    terminal: Terminal, engine_url: str
+) -> None:
+    """The command of docs/how-to/run-one-batch.md, with hub and token in the environment."""
+    write_template(terminal.folder)
+    page = "docs/how-to/run-one-batch.md"
+    with running_hub() as hub:
+        for name in ("me/questions", "me/answers"):
+            hub.datasets[name] = Dataset(is_private=True)
+            hub.datasets[name].commit({"README.md": b""})
+        hub.datasets["me/questions"].commit({"data/a.parquet": questions(["one", "two"])})
+        ended = terminal.batchyard(
+            *dataset_command("hub", str, engine_url, page), HF_ENDPOINT=hub.url, HF_TOKEN=WRITER
+        )
+        assert ended.status == 0, ended.stderr
+        assert "hf_" not in ended.stderr
+        body = hub.datasets["me/answers"].files()["answers.parquet"]
+    assert pq.read_table(io.BytesIO(body))["question"].to_pylist() == ["one", "two"]
 
 
 def test_without_a_prefect_server_the_command_brings_its_own(

@@ -170,7 +170,8 @@ def test_every_command_exists(values: Path) -> None:
 def test_the_file_of_settings_can_be_read(
     values: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ELSEWHERE_API_KEY", "USER_S3_SECRET"):
+    secrets = ("USER_S3_SECRET", "USER_AZURE_SAS", "USER_GOOGLE_KEY", "USER_HF_TOKEN")
+    for name in ("ELSEWHERE_API_KEY", *secrets):
         monkeypatch.setenv(name, "given")
     path, models_path = files_of(values, tmp_path)
     monkeypatch.setenv("BATCHYARD_CONFIG", str(path))

@@ -10,6 +10,7 @@ from batchyard.errors import SettingsError
 from batchyard.schedule.hours import Hours, HoursWindow
 from batchyard.storage.bucket import S3Credentials
 from batchyard.storage.cloud_bucket import AzureCredentials, GoogleCredentials
+from batchyard.storage.hub_repository import HubCredentials
 from blocks import RemoteEngineBlock, VllmEngineBlock
 from commands.prefect.deploy_file import DeployFile, read_deploy_file
 from tests.pages import block
@@ -58,11 +59,14 @@ def test_each_kind_of_bucket_has_its_table_of_credentials(
 ) -> None:
     monkeypatch.setenv("AZURE_KEY", "a2V5")
     azure = '[azure]\naccount_name = "results"\naccount_key = { variable = "AZURE_KEY" }\n'
-    file = read(f'{azure}[google]\nservice_account_key = "{{}}"\n[s3]\nregion = "eu"\n')
+    hub = '[hub]\ntoken = { variable = "HF" }\n'
+    monkeypatch.setenv("HF", "hf_token")
+    file = read(f'{hub}{azure}[google]\nservice_account_key = "{{}}"\n[s3]\nregion = "eu"\n')
     assert [each.build() for each in file.credentials] == [
         S3Credentials(region="eu"),
         AzureCredentials(account_name="results", account_key="a2V5"),
         GoogleCredentials(service_account_key="{}"),
+        HubCredentials(token="hf_token"),
     ]
 
 

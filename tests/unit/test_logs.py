@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_EVENTS = {
     "batchyard/logs/__init__.py",
     "batchyard/cli/__init__.py",  # keeps a library's messages off the terminal
+    "batchyard/storage/hub_client.py",  # keeps signed URLs out of libraries' messages
     "batchyard/cli/terminal/progress.py",  # shows the product's warnings on the terminal
     "commands/foreground.py",  # keeps libraries' warnings off the terminal
     "commands/prefect_worker/flow_run.py",  # removes the handlers that Prefect adds again

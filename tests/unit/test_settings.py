@@ -162,7 +162,8 @@ def test_an_empty_home_is_not_the_working_folder(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "place", ["gcs://bucket", "S3://bucket", "s3:/bucket", "az://", "data", ""]
+    "place",
+    ["gcs://bucket", "hf://datasets/me/mine", "S3://bucket", "s3:/bucket", "az://", "data", ""],
 )
 def test_a_place_that_each_flow_run_would_find_elsewhere_is_no_object_store(
     place: str, monkeypatch: pytest.MonkeyPatch

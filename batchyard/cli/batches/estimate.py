@@ -38,7 +38,10 @@ _WIDTH = 16
 @of_batch(Door.ESTIMATE)
 def estimate(
     input_file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Path, s3://bucket/key (or az://, gs://) or URL.")
+        str,
+        typer.Argument(
+            metavar="FILE", help="Path, s3://bucket/key (or az://, gs://, hf://) or URL."
+        ),
     ],
     client_rules: Annotated[bool, options.CLIENT_RULES] = True,
     cache_tokens: Annotated[

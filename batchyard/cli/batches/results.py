@@ -36,9 +36,10 @@ def results(
         str | None,
         typer.Option(
             *("--output", "--output-file", "-o"),
-            help="Where the answers go: a path on this machine, s3://bucket/key (or az://, gs://), "
-            "or a URL that takes a PUT. -: standard output, the default. If it ends in .gz or "
-            ".zst, they are compressed; if in .parquet, joined to the rows of the batch's dataset.",
+            help="Where the answers go: a path on this machine, s3://bucket/key (or az://, gs://, "
+            "hf://), or a URL that takes a PUT. -: standard output, the default. If it ends in .gz "
+            "or .zst, they are compressed; if in .parquet, joined to the rows of the batch's "
+            "dataset.",
             show_default=False,
         ),
     ] = None,

@@ -35,8 +35,8 @@ def submit(
         typer.Argument(
             metavar="FILE",
             parser=parse_location,
-            help="The inputs: paths, s3://bucket/key (or az://, gs://) or http(s) URLs, whose "
-            "lines are one batch.",
+            help="The inputs: paths, s3://bucket/key (or az://, gs://, hf://) or http(s) URLs, "
+            "whose lines are one batch.",
             show_default=False,
         ),
     ] = None,

@@ -57,8 +57,9 @@ def with_advice(error: BatchyardError) -> str:
             advice = f"Check that it runs, that BATCHYARD_DATABASE_URL is right, {_MAY_CONNECT}"
         case StorageUnavailable():
             advice = (
-                "Check that it runs, that BATCHYARD_STORAGE and, for S3, AWS_ENDPOINT_URL are "
-                f"right, {_MAY_CONNECT}"
+                "Check that it runs, that BATCHYARD_STORAGE and its variables (for s3:// "
+                "AWS_ENDPOINT_URL, for az:// AZURE_STORAGE_ACCOUNT_NAME, for gs:// "
+                f"GOOGLE_SERVICE_ACCOUNT_KEY) are right, {_MAY_CONNECT}"
             )
         case DispatchFailed() if error.__cause__ is not None:
             advice = f"Check that it runs, that PREFECT_API_URL is right, {_MAY_CONNECT}"

@@ -18,7 +18,7 @@ INPUT_FILE = typer.Option(
     *("--input-file", "-i"),
     parser=parse_location,
     metavar="PLACE",
-    help="The input: path, s3://bucket/key (or az://, gs://) or http(s) URL, which may be "
+    help="The input: path, s3://bucket/key (or az://, gs://, hf://) or http(s) URL, which may be "
     "compressed with gzip or zstd. With --template a dataset: Parquet, "
     "Arrow or JSON lines, also a folder or a pattern of such files.",
 )
@@ -26,8 +26,8 @@ OUTPUT_FILE = typer.Option(
     *("--output-file", "-o"),
     parser=parse_location,
     metavar="PLACE",
-    help="Where results go: path, s3://bucket/key (or az://, gs://) or presigned PUT URL. If it "
-    "ends in .gz or .zst, they are compressed; if in .parquet, joined to the dataset's rows.",
+    help="Where results go: path, s3://bucket/key (or az://, gs://, hf://) or presigned PUT URL. "
+    "If it ends in .gz or .zst, they are compressed; if in .parquet, joined to the dataset's rows.",
 )
 ERRORS = typer.Option(
     *("--errors", "-e"),

@@ -9,12 +9,12 @@ from batchyard.datasets.files import fits, is_table, split_pattern
 from batchyard.errors import RequestRefused
 from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.local_file import LocalFile
-from batchyard.locations.several import Several
+from batchyard.locations.several import Several, places_in
 from batchyard.processes.threads import in_thread
 from batchyard.store import UrlFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from batchyard.locations.access import Location
     from batchyard.settings import Settings
@@ -71,9 +71,9 @@ def check_paths(settings: Settings, *, output: Location | None, errors: Location
         if isinstance(location, LocalFile):
             raise RequestRefused(
                 f"{name} is the path {location}, and the batch may be run on another machine than "
-                f"{settings.this_machine}: give s3://bucket/key or a URL, or leave it out and "
-                "fetch the results with `batchyard results`. If a path means the same on every "
-                "machine, set BATCHYARD_SHARED_PATHS=true.",
+                f"{settings.this_machine}: give s3://bucket/key (or az://, gs://, hf://) or a URL, "
+                "or leave it out and fetch the results with `batchyard results`. If a path means "
+                "the same on every machine, set BATCHYARD_SHARED_PATHS=true.",
                 param=name,
                 code="invalid_value",
             )
@@ -87,7 +87,7 @@ def _check_distinct(
         _resolved(place): name
         for name, places in taken.items()
         if places is not None
-        for place in _each(places)
+        for place in places_in(places)
     }
     for name, location in wanted.items():
         if location is None:
@@ -107,7 +107,7 @@ def _check_outside(wanted: Mapping[str, Location | None], dataset: Location | No
     for name, location in wanted.items():
         if location is None or dataset is None:
             continue
-        for part in _each(dataset):
+        for part in places_in(dataset):
             if _is_in(location, part):
                 raise RequestRefused(
                     f"The {name} {location} is in the dataset {part}: it could replace a file of "
@@ -123,7 +123,7 @@ def _is_in(place: Location, dataset: Location) -> bool:
     if isinstance(place, BucketObject) and isinstance(dataset, BucketObject):
         if (place.scheme, place.bucket) != (dataset.scheme, dataset.bucket):
             return False
-        is_below = dataset.key.endswith("/") and place.key.startswith(dataset.key)
+        is_below = dataset.is_folder and place.key.startswith(dataset.key)
         return is_below or fits(place.key, dataset.key)
     if isinstance(place, LocalFile) and isinstance(dataset, LocalFile):
         # Results are written through a link, and the link is itself a file of its folder.
@@ -138,10 +138,6 @@ def _is_in_local(path: Path, dataset: Path) -> bool:
     above, pattern = split_pattern(str(dataset))
     folder = Path(above).resolve()
     return path.is_relative_to(folder) and fits(path.relative_to(folder).as_posix(), pattern)
-
-
-def _each(location: Location) -> Sequence[Location]:
-    return location.places if isinstance(location, Several) else [location]
 
 
 def _resolved(location: Location) -> Location:

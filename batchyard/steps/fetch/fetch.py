@@ -21,7 +21,7 @@ from batchyard.steps.fetch.input_file import (
     record_input,
     store_input,
 )
-from batchyard.steps.fetch.input_place import failures_of_input, read_input
+from batchyard.steps.fetch.input_place import failures_of_input, pinned, read_input
 from batchyard.steps.fetch.join import join_files, join_places
 from batchyard.steps.fetch.render import render_rows
 from batchyard.storage.compression import unpacked_name
@@ -55,6 +55,8 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         # Fetched earlier, and deleted by its tenant since: the bytes are kept for the batch. Its
         # row could not be written a second time.
         return file.size_bytes
+    if location is not None:
+        location = await pinned(services, batch, location)
     if isinstance(location, Several) and places.template is None:
         await _check_here(services, location)
         return await join_places(services, batch, location.places)
@@ -114,6 +116,6 @@ async def _check_here(services: Services, location: Location) -> None:
         is_here = await in_thread(has_local_files, location.path)
     if not is_here and where:
         raise ObjectNotFound(
-            f"{location} does not exist{where}, where this batch is run: give s3://bucket/key, a "
-            "URL, or a path that is the same file on every machine"
+            f"{location} does not exist{where}, where this batch is run: give s3://bucket/key "
+            "(or az://, gs://, hf://), a URL, or a path that is the same file on every machine"
         )

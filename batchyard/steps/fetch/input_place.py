@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from batchyard.errors import StorageError, StorageFull
+from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.location import read_location
+from batchyard.locations.several import one_of, places_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -27,6 +30,25 @@ def failures_of_input() -> Iterator[None]:
     except StorageError as error:
         error.is_of_input |= not isinstance(error, StorageFull)
         raise
+
+
+async def pinned(services: Services, batch: BatchRecord, place: Location) -> Location:
+    """The place as it is now, where its bucket keeps earlier versions: all files are of one.
+
+    Raises :class:`~batchyard.errors.StorageError`, marked as the input's.
+    """
+    access = services.access_for(batch.options)
+    buckets: dict[str, str] = {}
+    found: list[Location] = []
+    for each in places_in(place):
+        if not isinstance(each, BucketObject):
+            found.append(each)
+            continue
+        if each.bucket not in buckets:
+            with failures_of_input():
+                buckets[each.bucket] = (await each.pinned(access)).bucket
+        found.append(replace(each, bucket=buckets[each.bucket]))
+    return one_of(found)
 
 
 async def read_input(

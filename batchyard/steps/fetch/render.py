@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +23,7 @@ from batchyard.errors import (
 )
 from batchyard.locations.bucket_object import BucketObject
 from batchyard.locations.local_file import LocalFile
-from batchyard.locations.several import Several
+from batchyard.locations.several import places_in
 from batchyard.processes.threads import in_thread
 from batchyard.services.keys import rows_key
 from batchyard.services.quotas import arriving
@@ -166,10 +167,10 @@ async def _local_files(
 ) -> tuple[Path, ...]:
     """The files of the dataset on this machine: its own, or copies in ``folder``."""
     places: list[Location] = []
-    for each in location.places if isinstance(location, Several) else (location,):
+    for each in places_in(location):
         if isinstance(each, LocalFile):
             places += map(LocalFile, await in_thread(local_files, each.path.absolute()))
-        elif isinstance(each, BucketObject) and (each.key.endswith("/") or is_pattern(each.key)):
+        elif isinstance(each, BucketObject) and (each.is_folder or is_pattern(each.key)):
             places += await _objects(services, batch, each)
         else:
             places.append(each)
@@ -193,4 +194,4 @@ async def _objects(
     access = services.access_for(batch.options)
     keys = [key async for key in location.keys(access, literal_of(location.key))]
     found = object_files(keys, location.key, str(location))
-    return [BucketObject(location.scheme, location.bucket, key) for key in found]
+    return [replace(location, key=key) for key in found]

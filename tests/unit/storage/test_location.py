@@ -16,6 +16,7 @@ from batchyard.errors import (
 )
 from batchyard.locations.access import Access, Location
 from batchyard.locations.bucket_object import BucketObject
+from batchyard.locations.hub_file import HubFile
 from batchyard.locations.local_file import LocalFile
 from batchyard.locations.location import parse_location, read_location, write_location
 from batchyard.locations.web_url import WebUrl
@@ -39,6 +40,17 @@ async def read(
     return b"".join([block async for block in stream])
 
 
+PARQUET = "refs%2Fconvert%2Fparquet"
+NO_DATASETS = (
+    "me/model",
+    "datasets/squad",
+    "spaces/me/x",
+    "buckets/me/x/a",
+    "datasets/me/x@/a",
+    "",
+)
+
+
 @pytest.mark.parametrize(
     ("text", "location"),
     [
@@ -49,6 +61,15 @@ async def read(
         ("S3://bucket/k", BucketObject("s3", "bucket", "k")),
         ("az://data/a/b.jsonl", BucketObject("az", "data", "a/b.jsonl")),
         ("gs://bucket/k", BucketObject("gs", "bucket", "k")),
+        ("hf://datasets/me/a.b-c", HubFile("hf", "datasets/me/a.b-c", "")),
+        ("HF://datasets/me/x@main/d/", HubFile("hf", "datasets/me/x", "d/")),
+        ("hf://datasets/me/x@v1/d/a b.jsonl", HubFile("hf", "datasets/me/x@v1", "d/a b.jsonl")),
+        ("hf://datasets/me/x@f%2Fy/a", HubFile("hf", "datasets/me/x@f%2Fy", "a")),
+        ("hf://datasets/me/x@refs/pr/7/a", HubFile("hf", "datasets/me/x@refs%2Fpr%2F7", "a")),
+        *(
+            (f"hf://datasets/me/x@{at}/a/*", HubFile("hf", f"datasets/me/x@{PARQUET}", "a/*"))
+            for at in ("~parquet", "refs/convert/parquet", "refs%2Fconvert%2Fparquet")
+        ),
         ("https://h.example/in?sig=x", WebUrl("https://h.example/in?sig=x")),
         ("HTTP://h.example/in", WebUrl("HTTP://h.example/in")),
     ],
@@ -56,6 +77,7 @@ async def read(
 def test_a_location_is_a_path_an_object_or_a_url(text: str, location: Location) -> None:
     """The scheme decides; without one it is a path."""
     assert parse_location(text) == location
+    assert parse_location(location.text) == location
 
 
 @pytest.mark.parametrize(
@@ -70,6 +92,9 @@ def test_a_location_is_a_path_an_object_or_a_url(text: str, location: Location) 
         ("s3://bucket", "write s3://bucket/key"),
         ("s3://bucket/", "write s3://bucket/key"),
         ("s3:///key", "write s3://bucket/key"),
+        *((f"hf://{each}", r"write hf://datasets/OWNER/NAME") for each in NO_DATASETS),
+        ("hf://datasets/me/x/a/../b", "no empty part"),
+        ("hf://datasets/me/x//b", "no empty part"),
         ("https://user:pw@h.example/in", "presigned URL instead"),
         ("https:///in", "names no host"),
     ],
