@@ -526,8 +526,8 @@ def test_a_tenant_without_limits_has_none(alone: Run) -> None:
         ["enqueued requests", "2,000", "none"],
         ["enqueued tokens", "14,000", "none"],
         ["stored bytes", "0", "none"],
-        ["live requests", "-", "0", "(default)"],
         ["when full", "-", "refuse", "(default)"],
+        ["live requests", "-", "0", "(default)"],
     ]
 
 
@@ -536,7 +536,7 @@ def test_only_the_limits_that_are_given_change(alone: Run) -> None:
     alone("quota", "search", "--live-requests", "8", "--stored-bytes", "100000000000")
     alone("quota", "search", "--when-full", "wait")
     lines = quota_lines(alone("quota", "search", "--active-batches", "none", "--requests", "10"))
-    limits = ["none", "10", "5,000,000", "100,000,000,000", "8", "wait"]
+    limits = ["none", "10", "5,000,000", "100,000,000,000", "wait", "8"]
     assert [line[2] for line in lines[1:]] == limits
 
 
@@ -551,8 +551,8 @@ def test_the_limits_of_the_settings_are_shown_as_such(
         ["enqueued requests", "0", "50", "(default)"],
         ["enqueued tokens", "0", "none"],
         ["stored bytes", "0", "none"],
-        ["live requests", "-", "0", "(default)"],
         ["when full", "-", "refuse", "(default)"],
+        ["live requests", "-", "0", "(default)"],
     ]
 
 

@@ -101,11 +101,11 @@ async def _quota(tenant: str, changes: dict[str, Any], as_json: bool) -> None:
     for name, used in usage.items():
         limit = _limit_words(own, name, limits[f"max_{name}"])
         typer.echo(f"{name.replace('_', ' '):<20}{used:>20,}{limit}")
+    default = "" if own.when_full else "  (default)"
+    typer.echo(f"{'when full':<20}{'-':>20}{limits['when_full']:>20}{default}")
     # Each process of the API counts its own, so there is no number of those that are used.
     limit = _limit_words(own, "live_requests", limits["max_live_requests"])
     typer.echo(f"{'live requests':<20}{'-':>20}{limit}")
-    default = "" if own.when_full else "  (default)"
-    typer.echo(f"{'when full':<20}{'-':>20}{limits['when_full']:>20}{default}")
 
 
 def _limit_words(own: Quota, name: str, limit: int | None) -> str:
