@@ -225,14 +225,12 @@ def _check_ended(batch: BatchRecord) -> None:
             "batch_not_finished",
         )
     if batch.in_progress_at is None:
-        why = (
-            "its errors say why, put that right"
-            if batch.status is BatchStatus.FAILED
-            else "none of its requests was run"
+        first = (
+            "its errors say why, put that right and " if batch.status is BatchStatus.FAILED else ""
         )
         raise _refused(
-            f"{batch.id} ended before its input was found valid: {why} and submit the file as a "
-            "new batch.",
+            f"{batch.id} ended before its input was found valid: {first}submit the file as a new "
+            "batch.",
             "batch_not_validated",
         )
 
