@@ -18,7 +18,7 @@ from benchmarks import (
     batch_list,
     cache_isolation,
     chain,
-    kill,
+    eviction,
     lengths,
     live_gaps,
     million,
@@ -309,11 +309,13 @@ def test_memory_is_measured_in_a_process_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_lost_with_a_killed_runner_is_counted() -> None:
-    (loss,) = kill.measure(kill.Size(requests=384, latency=0.5, kills=1))
-    assert loss.answers == loss.requests == 384
-    assert 0 < loss.lost <= 384 // 2
-    assert "| run 1" in kill.table([loss])
+def test_what_an_eviction_costs_is_counted_with_and_without_notice() -> None:
+    size = eviction.Size(requests=256, shortest_seconds=0.2, notices=(0.0, 12.0))
+    peace, killed, drained = eviction.measure(size)
+    assert {each.answers for each in (peace, killed, drained)} == {256}
+    assert 0 < killed.lost <= 2 * eviction.MAX_NUM_SEQS
+    assert peace.lost == drained.lost == 0
+    assert "| SIGKILL |" in eviction.table([peace, killed, drained])
 
 
 @pytest.mark.slow
