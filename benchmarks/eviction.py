@@ -202,9 +202,9 @@ async def _serve(home: Path, shortest: float, drain_seconds: float) -> None:
 def table(found: list[Loss]) -> str:
     peace, *evicted = found
     in_peace = f"| nothing | 0 | 0% | {peace.gap_seconds:.1f} | 1.00× |"
+    columns = "run twice | work done again | longest time without an answer, s | time of the batch"
     lines = [
-        f"| evicted at half of {peace.requests:,} requests | run twice | work done again | "
-        + "longest time without an answer, s | time of the batch |",
+        f"| evicted at half of {peace.requests:,} requests | {columns} |",
         "|---|---|---|---|---|",
         in_peace,
     ]
