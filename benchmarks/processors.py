@@ -22,11 +22,11 @@ class FrontEnd:
     """
 
     def __init__(self, pid: int) -> None:
-        self._before = {each: _ticks(each) for each in _front(pid)}
+        self._before = {each: ticks_of(each) for each in _front(pid)}
 
     def seconds(self) -> float:
         """Of all threads, in and out of the kernel."""
-        used = (_ticks(pid) - before for pid, before in self._before.items())
+        used = (ticks_of(pid) - before for pid, before in self._before.items())
         return sum(used) / _TICKS
 
 
@@ -39,6 +39,7 @@ def _front(pid: int) -> Iterator[int]:
             yield from _front(int(child))
 
 
-def _ticks(pid: int) -> int:
+def ticks_of(pid: int) -> int:
+    """Processor time of the process so far, in clock ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
