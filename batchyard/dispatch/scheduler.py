@@ -19,7 +19,7 @@ from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
 from batchyard.dispatch.run_states import NO_SLOT
-from batchyard.dispatch.runner_view import Pool, active_runners, why_behind
+from batchyard.dispatch.runner_view import Pool, active_runners, why_behind, why_queued
 from batchyard.dispatch.scheduler_lease import SchedulerLease
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
@@ -73,6 +73,8 @@ class RunnerScheduler:
         """Why models that have work wait for their engines' hours."""
         self._behind: dict[str, str] = {}
         """Why models that have only background batches wait for a place."""
+        self._queued: dict[str, str] = {}
+        """Why models whose runners are jobs of a cluster wait for a node."""
         self._unread: dict[str, str] = {}
         """Why Prefect does not tell of the pools of models that have no runner."""
         self._watches: dict[str, ModelWatch] = {}
@@ -120,6 +122,7 @@ class RunnerScheduler:
             return ()
         # The database after Prefect: a flow run that has become a runner since is counted once.
         rows = await self._runners()
+        self._queued = why_queued(pools, rows)
         unsure = await self._unsure(live or (), [row for row in rows if row.id in waiting], now)
         if unsure:
             live = unsure.union(live or ())
@@ -164,7 +167,7 @@ class RunnerScheduler:
     def waits(self) -> dict[str, str]:
         """Why models that have work are not served now; models that are served are not named."""
         reasons = {model: watch.reason for model, watch in self._watches.items() if watch.reason}
-        return self._behind | self._unread | reasons | self._closed
+        return self._behind | self._unread | reasons | self._queued | self._closed
 
     async def close(self) -> None:
         """Release the scheduler's lease."""
