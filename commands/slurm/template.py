@@ -6,11 +6,17 @@ from typing import Any
 
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
 
+from commands.slurm.job_script import COMMAND
 from commands.slurm.options import JobOptions
 
 
 class JobConfiguration(BaseJobConfiguration, JobOptions):
     """What the template gives for one flow run."""
+
+    @staticmethod
+    def _base_flow_run_command() -> str:
+        # Prefect's own ends the flow run at the first SIGTERM.
+        return COMMAND
 
 
 class JobVariables(BaseVariables, JobOptions):
