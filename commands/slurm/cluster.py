@@ -22,6 +22,8 @@ _KEPT_VARIABLES: Final = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CON
 
 TAKEN: Final = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REVOKED", "TIMEOUT"})
 """The states in which a job ends whose node was taken away."""
+NOT_LAUNCHED: Final = "JobLaunchFailure"
+"""The reason of a job that Slurm could not start, or that its node has lost in a restart."""
 CANCELLED: Final = "CANCELLED"
 ENDED: Final = TAKEN | {CANCELLED, "COMPLETED", "FAILED", "OUT_OF_MEMORY"}
 

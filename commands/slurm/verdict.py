@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.run_states import PUT_OFF, STOPPED, in_queue
-from commands.slurm.cluster import CANCELLED, TAKEN
+from commands.slurm.cluster import CANCELLED, NOT_LAUNCHED, TAKEN
 
 if TYPE_CHECKING:
     from commands.slurm.cluster import Job
@@ -94,7 +94,7 @@ def _end(job: Job, seen: Seen) -> SetState:
     message = f"Slurm's job {job.id}{where} has ended ({job.state}{reason})."
     if seen.type == "CANCELLING" or job.state == CANCELLED:
         return SetState("CANCELLED", "Cancelled", message)
-    if job.state in TAKEN:
+    if job.state in TAKEN or job.reason == NOT_LAUNCHED:
         # Neither the runner nor its model is to blame.
         return SetState("COMPLETED", STOPPED, message)
     return SetState("CRASHED", "Crashed", f"{message} Its output has the cause.")

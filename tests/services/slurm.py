@@ -26,7 +26,7 @@ from tests.services.debian import environment_of, unpacked_with_libraries
 from tests.services.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 NODES = ("node1", "node2")
 CPUS = 8
@@ -152,10 +152,11 @@ class SlurmCluster:
         process = self._processes.pop(node)
         process.kill()
         process.wait()
-        for pid in self._processes_of_jobs():
-            if f"SLURMD_NODENAME={node}".encode() in _environ(pid) or node in _command(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        mark = f"SLURMD_NODENAME={node}".encode()
+        jobs = [pid for pid in self._processes_of_jobs() if mark in _environ(pid)]
+        # First those that would report the end of the others.
+        _kill({_parent(pid) for pid in jobs if "slurmstepd" in _command(_parent(pid))})
+        _kill(jobs)
 
     def node_state(self, node: str) -> str:
         """Such as ``idle`` or ``down*``."""
@@ -184,9 +185,9 @@ class SlurmCluster:
             process = self._processes.pop(name)
             process.kill()
             process.wait()
-        for pid in self._processes_of_jobs():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        jobs = self._processes_of_jobs()
+        _kill({_parent(pid) for pid in jobs if "slurmstepd" in _command(_parent(pid))})
+        _kill(jobs)
 
     def _start(self, name: str, program: str, *words: str) -> None:
         libraries = environment_of(self._root)
@@ -210,14 +211,12 @@ class SlurmCluster:
 
     def _processes_of_jobs(self) -> list[int]:
         mark = f"SLURM_CONF={self.folder / 'slurm.conf'}".encode()
-        daemons = {process.pid for process in self._processes.values()} | {os.getpid()}
         found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        environments = {pid: _environ(pid) for pid in found}
         return [
             pid
-            for pid in found
-            if pid not in daemons
-            and mark in _environ(pid)
-            and (b"SLURM_JOB_ID=" in b"\0".join(_environ(pid)) or "slurmstepd" in _command(pid))
+            for pid, variables in environments.items()
+            if mark in variables and any(each.startswith(b"SLURM_JOB_ID=") for each in variables)
         ]
 
 
@@ -289,6 +288,18 @@ def _environ(pid: int) -> Sequence[bytes]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return []
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _command(pid: int) -> str:

@@ -6,7 +6,6 @@ often; a runner of each job uses them. What a job is given is a shared folder an
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,15 +14,24 @@ from cryptography.fernet import Fernet
 from prefect.events.worker import EventsWorker
 
 from tests.deployed.conftest import LEASE_SECONDS, Deployment, opened, until
+from tests.pages import block, replaced
 from tests.services.prefect import PrefectServer, prefect_server
-from tests.services.slurm import PARTITION, SlurmCluster, running_slurm
+from tests.services.slurm import CPUS, SlurmCluster, running_slurm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
-    from typing import Any
 
+PAGE = "docs/deploy/slurm.md"
 POOL = "gpu"
+JOBS = 2
+"""At once."""
+QUICK = {
+    "lease_seconds": LEASE_SECONDS,
+    "runner_idle_seconds": 3,
+    "chunk_requests": 10,
+    "flush_seconds": 0.2,
+}
 DRAIN_SECONDS = 20
 _EVENTS_SECONDS = 10.0
 
@@ -45,40 +53,33 @@ def server(
         **slurm.environment,
     }
     with prefect_server(shared, environment) as running:
-        running.run("batchyard", "migrate")
-        running.deploy()
+        for command in block(PAGE, "deploy").splitlines():
+            running.run(*command.split())
         running.start_our_worker("control")
+        (worker,) = block(PAGE, "worker").splitlines()
+        assert worker == f"batchyard worker {POOL}"
         running.start_our_worker(POOL)
         yield running
     EventsWorker.drain_all(timeout=_EVENTS_SECONDS)
 
 
 def settings_file(folder: Path) -> Path:
-    """The one file that all processes have, on every node, and that `batchyard deploy` reads."""
-    given: dict[str, Any] = {
-        "database_url": f"sqlite:///{folder / 'batchyard.db'}",
-        "storage": str(folder / "objects"),
-        "secret_key": Fernet.generate_key().decode(),
-        "lease_seconds": LEASE_SECONDS,
-        "runner_idle_seconds": 3,
-        "chunk_requests": 10,
-        "flush_seconds": 0.2,
+    """The page's one file, which all processes have, with addresses of this machine."""
+    ours = {
+        '"postgresql://batchyard:PASSWORD@db.example.org/batchyard"': (
+            f'"sqlite:///{folder / "batchyard.db"}"'
+        ),
+        '"s3://batches/prod"': f'"{folder / "objects"}"',
+        '"KEY"': f'"{Fernet.generate_key().decode()}"',
+        "gpu = 8": f"gpu = {JOBS}",
+        "gpus = 1": f'gpus = 0\ndrain_seconds = {DRAIN_SECONDS}\nscratch = "{folder}"',
+        "cpus = 8": f"cpus = {CPUS // 2}",
+        'memory = "64G"\n': "",
+        '"4:00:00"': '"30"',
     }
-    text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
-    text += f"""
-[engines_at_once]
-{POOL} = 2
-
-[slurm.{POOL}]
-partition = "{PARTITION}"
-gpus = 0
-cpus = 4
-time_limit = "30"
-drain_seconds = {DRAIN_SECONDS}
-scratch = "{folder}"
-"""
     path = folder / "batchyard.toml"
-    path.write_text(text)
+    quick = "".join(f"{name} = {value}\n" for name, value in QUICK.items())
+    path.write_text(quick + replaced(block(PAGE, "settings"), ours))
     path.chmod(0o600)
     return path
 

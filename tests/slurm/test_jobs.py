@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.lifecycle import BatchStatus
-from tests.deployed.conftest import executed_again, until
+from tests.deployed.conftest import executed_again, ids_in, until
+from tests.pages import block, replaced
 from tests.services.slurm import PARTITION
-from tests.slurm.conftest import POOL, jobs_are
+from tests.slurm.conftest import PAGE, POOL, jobs_are
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,11 +46,14 @@ async def test_a_batch_runs_in_two_jobs(deployment: Deployment, slurm: SlurmClus
     """Side by side: it has enough to do for both. Both end when nothing is left."""
     engine = await deployment.serve("two-jobs", latency=0.3, max_num_seqs=2)
     source, output = deployment.input("two-jobs", 120)
-    batch_id = await deployment.submit(source, output)
+    files = {"requests.jsonl": str(source), "results.jsonl": str(output)}
+    submit = replaced(block(PAGE, "submit"), files)
+    batch_id = (await deployment.run(*submit.split())).strip()
     await jobs_are(slurm, 2, "RUNNING")
     batch = await deployment.ended_batch(batch_id)
     assert batch.status is BatchStatus.COMPLETED
     await deployment.checked(batch_id, source)
+    assert ids_in(output) == ids_in(source)
     assert executed_again(engine) == 0
     await jobs_are(slurm, 0, "RUNNING", "PENDING")
     runs = await deployment.runners("two-jobs")

@@ -178,6 +178,12 @@ def test_a_job_whose_node_was_taken_away_does_not_count_against_its_model(
     assert f"job 7 on node1 has ended ({state})" in found.message
 
 
+def test_a_job_that_its_node_lost_in_a_restart_does_not_count_against_its_model() -> None:
+    found = verdict(job("FAILED", "JobLaunchFailure"), Seen("RUNNING"))
+    assert isinstance(found, SetState)
+    assert found.name == STOPPED
+
+
 @pytest.mark.parametrize("state", ["FAILED", "OUT_OF_MEMORY", "COMPLETED"])
 def test_a_job_that_ended_by_itself_without_a_word_is_a_crash(state: str) -> None:
     found = verdict(job(state), Seen("RUNNING"))
