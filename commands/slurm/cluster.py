@@ -7,9 +7,10 @@ import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _CALL_SECONDS: Final = 60.0
 """Slurm's commands wait for their controller for some tens of seconds."""
@@ -58,11 +59,30 @@ def jobs_in(listing: str, pool: str) -> list[Job]:
     jobs = []
     for line in listing.splitlines():
         job_id, state, node, reason, comment = line.split("|", 4)
-        prefix = comment_of(pool, "")
-        if comment.startswith(prefix):
-            reason = "" if reason == "None" else reason
-            jobs.append(Job(job_id, comment.removeprefix(prefix), state, reason, node))
+        flow_run_id = comment.rpartition(" ")[2]
+        if comment == comment_of(pool, flow_run_id) and _is_uuid(flow_run_id):
+            jobs.append(Job(job_id, flow_run_id, state, "" if reason == "None" else reason, node))
     return jobs
+
+
+def by_flow_run(jobs: Iterable[Job]) -> dict[str, Job]:
+    """The job of each flow run: of several, one that has not ended, or the newest.
+
+    A flow run that somebody has run again has the job of the first time as well.
+    """
+    return {job.flow_run_id: job for job in sorted(jobs, key=_weight)}
+
+
+def _weight(job: Job) -> tuple[bool, int]:
+    return not job.has_ended, int(job.id)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 async def jobs_of(pool: str) -> list[Job]:

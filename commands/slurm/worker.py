@@ -153,25 +153,22 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
 
     async def _look(self) -> None:
         # Slurm first: a job that has ended has told Prefect before how its flow run ended.
-        jobs = {job.flow_run_id: job for job in await cluster.jobs_of(self._work_pool_name)}
+        jobs = cluster.by_flow_run(await cluster.jobs_of(self._work_pool_name))
         runs = {str(run.id): run for run in await self._unended()}
         active = {id_ for id_, job in jobs.items() if not job.has_ended}
         runs |= {str(run.id): run for run in await self._read(active - runs.keys())}
-        missed = runs.keys() - jobs.keys()
-        for flow_run_id, run in runs.items():
-            job = jobs.get(flow_run_id)
-            if job is None and (flow_run_id not in self._missed or self._is_submitting(run)):
+        found = {id_: _job_of(run, jobs.get(id_)) for id_, run in runs.items()}
+        missed = {id_ for id_, job in found.items() if job is None}
+        for id_, run in runs.items():
+            if run.id in self._submitting_flow_run_ids or id_ in missed - self._missed:
                 continue
-            await self._carry_out(run, job)
+            await self._carry_out(run, found[id_])
         self._missed = missed
         self._told &= active
 
-    def _is_submitting(self, run: FlowRun) -> bool:
-        return run.id in self._submitting_flow_run_ids
-
     async def _carry_out(self, run: FlowRun, job: Job | None) -> None:
         what = verdict(job, _seen(run))
-        if job is not None and run.infrastructure_pid != job.id and not self._is_submitting(run):
+        if job is not None and run.infrastructure_pid != job.id:
             # The worker that has submitted it did not get that far.
             await self.client.update_flow_run(run.id, infrastructure_pid=job.id)
         match what:
@@ -209,6 +206,12 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         return await self.client.read_flow_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids))
         )
+
+
+def _job_of(run: FlowRun, job: Job | None) -> Job | None:
+    """The job, unless it ended before the flow run was submitted again."""
+    noted = run.infrastructure_pid
+    return None if job is not None and job.has_ended and noted not in {None, "", job.id} else job
 
 
 def _seen(run: FlowRun) -> Seen:

@@ -12,7 +12,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 
 from batchyard.dispatch.run_states import PUT_OFF, STOPPED, is_in_queue
-from commands.slurm.cluster import Job, comment_of, jobs_in
+from commands.slurm.cluster import Job, by_flow_run, comment_of, jobs_in
 from commands.slurm.job_script import script_of, words_of
 from commands.slurm.options import JobOptions
 from commands.slurm.template import JobConfiguration, base_job_template
@@ -130,18 +130,30 @@ def test_a_job_that_is_told_to_end_waits_for_its_runner(tmp_path: Path) -> None:
 # -- what is read -------------------------------------------------------------------------------
 
 
+RUN, NEXT = (str(uuid.UUID(int=number)) for number in (7, 8))
+
+
 def test_only_the_jobs_of_the_pool_are_ours() -> None:
     listing = (
-        f"7|RUNNING|node1|None|{comment_of('gpu', 'run')}\n"
-        f"8|PENDING||Resources|{comment_of('gpu', 'next')}\n"
-        f"9|PENDING||Resources|{comment_of('gpu-2', 'other')}\n"
+        f"7|RUNNING|node1|None|{comment_of('gpu', RUN)}\n"
+        f"8|PENDING||Resources|{comment_of('gpu', NEXT)}\n"
+        f"9|PENDING||Resources|{comment_of('gpu-2', RUN)}\n"
+        f"9|PENDING||Resources|{comment_of('gpu 2', RUN)}\n"
         "10|PENDING||Priority|anything | at all\n"
         "11|PENDING||Priority|(null)\n"
+        "12|PENDING||Priority|batchyard gpu is mine\n"
     )
     assert jobs_in(listing, "gpu") == [
-        Job("7", "run", "RUNNING", "", "node1"),
-        Job("8", "next", "PENDING", "Resources", ""),
+        Job("7", RUN, "RUNNING", "", "node1"),
+        Job("8", NEXT, "PENDING", "Resources", ""),
     ]
+
+
+def test_a_flow_run_that_ran_again_has_the_job_of_the_last_time() -> None:
+    ended, newer = Job("9", RUN, "FAILED"), Job("10", RUN, "TIMEOUT")
+    assert by_flow_run([newer, ended])[RUN] is newer
+    active = Job("8", RUN, "RUNNING")
+    assert by_flow_run([active, newer])[RUN] is active
 
 
 # -- what is concluded --------------------------------------------------------------------------
