@@ -26,7 +26,7 @@ class QueuedRuns:
         self._api = api
         self._idle_seconds = idle_seconds
         self._unneeded: dict[str, float] = {}
-        """Since when."""
+        """Since when each of them is not needed, by flow run."""
 
     async def cancel_unneeded(self, needed: Collection[str], now: float) -> None:
         """``needed``: the models that have work or are live. Raises what the API does."""

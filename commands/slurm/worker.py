@@ -77,7 +77,7 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         self._trouble = ""
 
     async def setup(self) -> None:
-        """As Prefect's own, and begin to watch."""
+        """Set up as Prefect's own does, and begin to watch."""
         await super().setup()
         self._watching = asyncio.create_task(self._watch())
 

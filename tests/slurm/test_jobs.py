@@ -11,7 +11,7 @@ from batchyard.lifecycle import BatchStatus
 from tests.deployed.conftest import executed_again, ids_in, until
 from tests.pages import block, replaced
 from tests.services.slurm import PARTITION
-from tests.slurm.conftest import PAGE, POOL, jobs_are
+from tests.slurm.conftest import POOL, jobs_are
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ async def test_a_batch_runs_in_two_jobs(deployment: Deployment, slurm: SlurmClus
     engine = await deployment.serve("two-jobs", latency=0.3, max_num_seqs=2)
     source, output = deployment.input("two-jobs", 120)
     files = {"requests.jsonl": str(source), "results.jsonl": str(output)}
-    submit = replaced(block(PAGE, "submit"), files)
+    submit = replaced(block("docs/deploy/slurm.md", "submit"), files)
     batch_id = (await deployment.run(*submit.split())).strip()
     await jobs_are(slurm, 2, "RUNNING")
     batch = await deployment.ended_batch(batch_id)
