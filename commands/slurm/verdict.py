@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _WAITING: Final = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 )
+_REASON_CHARS: Final = 100
 STARTING: Final = "Starting"
 """Prefect's state of a flow run whose job has its node, and which has not begun."""
 
@@ -63,7 +64,9 @@ Verdict = SetState | Tell | Cancel | None
 def waiting(job: Job) -> SetState:
     """The state of a flow run whose job has no node yet, with Slurm's reason."""
     reason = job.reason or job.state.lower()
-    return SetState("PENDING", in_queue(reason), f"in Slurm's queue: job {job.id} waits ({reason})")
+    # Prefect has an index of the names, which takes no list of a thousand nodes.
+    shown = reason[:_REASON_CHARS]
+    return SetState("PENDING", in_queue(shown), f"in Slurm's queue: job {job.id} waits ({reason})")
 
 
 def verdict(job: Job | None, seen: Seen) -> Verdict:
@@ -97,7 +100,9 @@ def _end(job: Job, seen: Seen) -> SetState:
     if job.state in TAKEN or job.reason == NOT_LAUNCHED:
         # Neither the runner nor its model is to blame.
         return SetState("COMPLETED", STOPPED, message)
-    return SetState("CRASHED", "Crashed", f"{message} Its output has the cause.")
+    return SetState(
+        "CRASHED", "Crashed", f"{message} Its output, slurm-{job.id}.log, has the cause."
+    )
 
 
 def _without_job(seen: Seen) -> SetState | None:

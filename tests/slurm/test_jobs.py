@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tests.deployed.conftest import Deployment
+    from tests.services.prefect import PrefectServer
     from tests.services.slurm import SlurmCluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,6 +44,15 @@ async def waits_with(deployment: Deployment, batch_id: str, words: str) -> str:
 
     found: str = await until(says_so)
     return found
+
+
+def kill_worker(server: PrefectServer) -> None:
+    """SIGKILL to Prefect's worker itself, and to the command that has started it."""
+    for pid in server.process_ids():
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if "commands.prefect_worker" in words and POOL in words:
+            os.kill(pid, signal.SIGKILL)
+    server.kill(POOL)
 
 
 async def test_a_batch_runs_in_two_jobs(deployment: Deployment, slurm: SlurmCluster) -> None:
@@ -92,7 +105,7 @@ async def test_a_worker_that_was_killed_goes_on_with_its_jobs(
     source, _ = deployment.input("outlives", 15)
     batch_id = await deployment.submit(source)
     await deployment.answered(batch_id, 1)
-    deployment.server.kill(POOL)
+    kill_worker(deployment.server)
     await deployment.serve("cancelled", latency=60.0, max_num_seqs=1)
     others, _ = deployment.input("cancelled", 5)
     other_id = await deployment.submit(others)
@@ -106,7 +119,7 @@ async def test_a_worker_that_was_killed_goes_on_with_its_jobs(
     (run,) = await until(is_running)
     # Nothing more is to be started for it.
     await deployment.run("batchyard", "pause", other_id)
-    deployment.server.kill(POOL)
+    kill_worker(deployment.server)
     await deployment.run("prefect", "flow-run", "cancel", run["id"])
     await asyncio.sleep(1)
     deployment.server.start_our_worker(POOL)

@@ -171,6 +171,15 @@ def test_a_flow_run_says_why_its_job_waits() -> None:
     assert again.name == "InQueue (Priority)"
 
 
+def test_a_long_reason_is_cut_in_the_name_of_the_state() -> None:
+    reason = "ReqNodeNotAvail, UnavailableNodes:" + "node1," * 1000
+    found = verdict(job("PENDING", reason), Seen("PENDING"))
+    assert isinstance(found, SetState)
+    assert len(found.name) < 120
+    assert reason in found.message
+    assert verdict(job("PENDING", reason), Seen("PENDING", found.name)) is None
+
+
 def test_the_time_to_begin_counts_from_the_moment_when_the_job_has_its_node() -> None:
     found = verdict(job("RUNNING"), Seen("PENDING", "InQueue (Resources)", 9999.0))
     assert isinstance(found, SetState)
