@@ -72,7 +72,7 @@ SlurmctldTimeout=5
 MessageTimeout=5
 TCPTimeout=2
 KillWait=3
-MinJobAge=60
+MinJobAge=600
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs={cpus}
 NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus}
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=60 PriorityTier=1 GraceTime={grace}

@@ -73,7 +73,8 @@ def settings_file(folder: Path) -> Path:
         '"KEY"': f'"{Fernet.generate_key().decode()}"',
         "gpu = 8": f"gpu = {JOBS}",
         "gpus = 1": f'gpus = 0\ndrain_seconds = {DRAIN_SECONDS}\nscratch = "{folder}"',
-        "cpus = 8": f"cpus = {CPUS // 2}",
+        # A job fills a node.
+        "cpus = 8": f"cpus = {CPUS}",
         'memory = "64G"\n': "",
         '"4:00:00"': '"30"',
     }
