@@ -71,7 +71,7 @@ async def test_a_batch_runs_in_two_jobs(deployment: Deployment, slurm: SlurmClus
     await jobs_are(slurm, 0, "RUNNING", "PENDING")
     runs = await deployment.runners("two-jobs")
     assert {run["state"]["type"] for run in runs} == {"COMPLETED"}
-    assert sorted(run["infrastructure_pid"] for run in runs) == slurm.jobs("COMPLETED")
+    assert {run["infrastructure_pid"] for run in runs} <= {*slurm.jobs("COMPLETED")}
 
 
 @pytest.mark.usefixtures("full")
