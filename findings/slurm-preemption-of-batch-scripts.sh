@@ -5,7 +5,7 @@
 # begins. "The job's tasks are immediately sent SIGCONT and SIGTERM signals" (slurm.conf, GraceTime).
 # What is seen: the batch script is none of these tasks. It gets SIGTERM when GraceTime is over, KillWait
 # seconds before SIGKILL. With SlurmctldParameters=preempt_send_user_signal it gets it at once.
-# Where it matters: docs/deploy/slurm.md says which of the two a preempted runner needs.
+# Where it matters: commands/slurm/verdict.py tells a job itself that its time is over soon.
 #
 # It needs root, Debian 12 and its mirror, and exits with 0 as long as it is so.
 set -euo pipefail

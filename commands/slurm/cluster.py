@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -16,8 +17,10 @@ _CALL_SECONDS: Final = 60.0
 """Slurm's commands wait for their controller for some tens of seconds."""
 _SAID_CHARS: Final = 300
 _OURS: Final = "batchyard"
-_FIELDS: Final = "%A|%T|%N|%r|%k"
-"""Id, state, node, reason, and last the comment, which may have anything in it."""
+_FIELDS: Final = "%A|%T|%N|%e|%r|%k"
+"""Id, state, node, end, reason, and last the comment, which may have anything in it."""
+_SECONDS: Final = {"SLURM_TIME_FORMAT": "%s"}
+"""Times as Unix seconds."""
 _KEPT_VARIABLES: Final = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "TZ", "USER")
 """Of the worker's environment, what its commands and jobs have. Nothing else goes into a job."""
 
@@ -42,6 +45,8 @@ class Job:
     state: str
     reason: str = ""
     node: str = ""
+    ends_at: float = math.inf
+    """In Unix seconds: its time limit, or the end of its grace time if another job preempts it."""
 
     @property
     def has_ended(self) -> bool:
@@ -58,11 +63,20 @@ def jobs_in(listing: str, pool: str) -> list[Job]:
     """The pool's jobs in what `squeue` printed."""
     jobs = []
     for line in listing.splitlines():
-        job_id, state, node, reason, comment = line.split("|", 4)
+        job_id, state, node, end, reason, comment = line.split("|", 5)
         flow_run_id = comment.rpartition(" ")[2]
         if comment == comment_of(pool, flow_run_id) and _is_uuid(flow_run_id):
-            jobs.append(Job(job_id, flow_run_id, state, "" if reason == "None" else reason, node))
+            reason = "" if reason == "None" else reason
+            jobs.append(Job(job_id, flow_run_id, state, reason, node, _time(end)))
     return jobs
+
+
+def _time(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        # Such as N/A, for a job without a limit.
+        return math.inf
 
 
 def by_flow_run(jobs: Iterable[Job]) -> dict[str, Job]:
@@ -92,7 +106,7 @@ async def jobs_of(pool: str) -> list[Job]:
     :class:`SlurmFailed`.
     """
     words = ["squeue", "--me", "--all", "--states=all", "--noheader", f"--format={_FIELDS}"]
-    return jobs_in(await _call(words, variables()), pool)
+    return jobs_in(await _call(words, variables() | _SECONDS), pool)
 
 
 async def submit(words: Sequence[str], script: str, environment: Mapping[str, str]) -> str:

@@ -34,6 +34,11 @@ exit "$status"
 """
 
 
+def lead_seconds(drain_seconds: int) -> int:
+    """How long before its end a job is told of it."""
+    return drain_seconds + _AFTER_DRAIN_SECONDS
+
+
 def script_of(options: JobOptions) -> str:
     """The script: one engine of this node, in a folder that is removed when it has ended.
 
@@ -67,7 +72,7 @@ def words_of(options: JobOptions, *, name: str, comment: str, output: str) -> li
         "nodes": 1,
         "ntasks": 1,
         "export": "ALL",
-        "signal": f"B:TERM@{options.drain_seconds + _AFTER_DRAIN_SECONDS}",
+        "signal": f"B:TERM@{lead_seconds(options.drain_seconds)}",
     }
     words = [f"--{option}={value}" for option, value in given.items() if value is not None]
     # The flow run of a job that was told to end has ended. Whether another one is needed, the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -69,8 +70,11 @@ def waiting(job: Job) -> SetState:
     return SetState("PENDING", in_queue(shown), f"in Slurm's queue: job {job.id} waits ({reason})")
 
 
-def verdict(job: Job | None, seen: Seen) -> Verdict:
-    """``job`` is None where Slurm has none for the flow run, and had none at the last look."""
+def verdict(job: Job | None, seen: Seen, end_soon: float = -math.inf) -> Verdict:
+    """``job`` is None where Slurm has none for the flow run, and had none at the last look.
+
+    ``end_soon``: Unix seconds; a job that ends earlier has to be told.
+    """
     if job is None:
         return _without_job(seen)
     if job.has_ended:
@@ -82,7 +86,8 @@ def verdict(job: Job | None, seen: Seen) -> Verdict:
     if seen.type == "CANCELLING":
         return Cancel() if is_waiting or seen.seconds >= LEAVE_SECONDS else Tell()
     if seen.type != "PENDING":
-        return None
+        # A job that is preempted hears of it from Slurm only at the end of its grace time.
+        return Tell() if job.ends_at <= end_soon else None
     wanted = waiting(job) if is_waiting else _starting(job)
     return None if seen.name == wanted.name else wanted
 

@@ -36,7 +36,7 @@ from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE
 from commands.prefect_worker.listening import Listening
 from commands.slurm import TYPE, cluster
-from commands.slurm.job_script import script_of, words_of
+from commands.slurm.job_script import lead_seconds, script_of, words_of
 from commands.slurm.template import JobConfiguration, JobVariables
 from commands.slurm.verdict import Cancel, Seen, SetState, Tell, verdict
 
@@ -166,8 +166,14 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         self._missed = missed
         self._told &= active
 
+    @property
+    def _lead_seconds(self) -> int:
+        """As the pool's template has it; a deployment with a longer drain is told by Slurm only."""
+        variables = self.work_pool.base_job_template.get("variables", {}).get("properties", {})
+        return lead_seconds(int(variables.get("drain_seconds", {}).get("default") or 0))
+
     async def _carry_out(self, run: FlowRun, job: Job | None) -> None:
-        what = verdict(job, _seen(run))
+        what = verdict(job, _seen(run), time.time() + self._lead_seconds)
         if job is not None and run.infrastructure_pid != job.id:
             # The worker that has submitted it did not get that far.
             await self.client.update_flow_run(run.id, infrastructure_pid=job.id)

@@ -63,7 +63,6 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1,bf
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 SlurmdParameters=config_overrides
-SlurmctldParameters=preempt_send_user_signal
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2

@@ -34,10 +34,10 @@ async def nobody_else(deployment: Deployment, slurm: SlurmCluster) -> AsyncItera
 
 
 async def in_the_middle(
-    deployment: Deployment, slurm: SlurmCluster, model: str
+    deployment: Deployment, slurm: SlurmCluster, model: str, latency: float = 1.0
 ) -> tuple[StubEngine, str, Path, str]:
     """An engine, a batch of which the first answers are durable, its input, and its job."""
-    engine = await deployment.serve(model, latency=1.0, max_num_seqs=2)
+    engine = await deployment.serve(model, latency=latency, max_num_seqs=2)
     source, _ = deployment.input(model, LINES)
     batch_id = await deployment.submit(source)
     await deployment.answered(batch_id, 2)
@@ -60,7 +60,7 @@ async def state_of_first(deployment: Deployment, model: str) -> dict[str, str]:
 async def test_a_job_that_is_preempted_finishes_what_is_in_its_engine(
     deployment: Deployment, slurm: SlurmCluster
 ) -> None:
-    engine, batch_id, source, job = await in_the_middle(deployment, slurm, "preempted")
+    engine, batch_id, source, job = await in_the_middle(deployment, slurm, "preempted", 3.0)
     node = slurm.call("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
     urgent = slurm.submit(f"--partition={URGENT}", f"--cpus-per-task={CPUS}", f"--nodelist={node}")
     state = await state_of_first(deployment, "preempted")

@@ -135,16 +135,16 @@ RUN, NEXT = (str(uuid.UUID(int=number)) for number in (7, 8))
 
 def test_only_the_jobs_of_the_pool_are_ours() -> None:
     listing = (
-        f"7|RUNNING|node1|None|{comment_of('gpu', RUN)}\n"
-        f"8|PENDING||Resources|{comment_of('gpu', NEXT)}\n"
-        f"9|PENDING||Resources|{comment_of('gpu-2', RUN)}\n"
-        f"9|PENDING||Resources|{comment_of('gpu 2', RUN)}\n"
-        "10|PENDING||Priority|anything | at all\n"
-        "11|PENDING||Priority|(null)\n"
-        "12|PENDING||Priority|batchyard gpu is mine\n"
+        f"7|RUNNING|node1|1796000000|None|{comment_of('gpu', RUN)}\n"
+        f"8|PENDING||N/A|Resources|{comment_of('gpu', NEXT)}\n"
+        f"9|PENDING||1796000000|Resources|{comment_of('gpu-2', RUN)}\n"
+        f"9|PENDING||1796000000|Resources|{comment_of('gpu 2', RUN)}\n"
+        "10|PENDING||1796000000|Priority|anything | at all\n"
+        "11|PENDING||1796000000|Priority|(null)\n"
+        "12|PENDING||1796000000|Priority|batchyard gpu is mine\n"
     )
     assert jobs_in(listing, "gpu") == [
-        Job("7", RUN, "RUNNING", "", "node1"),
+        Job("7", RUN, "RUNNING", "", "node1", 1796000000.0),
         Job("8", NEXT, "PENDING", "Resources", ""),
     ]
 
@@ -241,6 +241,14 @@ def test_a_job_ends_with_its_flow_run_and_may_drain_first(
     state: str, seen: Seen, expected: Verdict
 ) -> None:
     assert verdict(job(state), seen) == expected
+
+
+def test_a_job_whose_time_is_over_soon_is_told() -> None:
+    """Slurm tells it as well, unless it is preempted."""
+    ending = Job("7", RUN, "RUNNING", node="node1", ends_at=80.0)
+    assert verdict(ending, Seen("RUNNING"), 80) == Tell()
+    assert verdict(ending, Seen("RUNNING"), 79) is None
+    assert verdict(ending, Seen("COMPLETED"), 80) is None
 
 
 @pytest.mark.parametrize(

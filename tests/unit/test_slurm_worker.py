@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType, WorkPool
 
 from batchyard.dispatch.run_states import is_in_queue
-from commands.slurm import cluster
+from commands.slurm import TYPE, cluster
 from commands.slurm.cluster import Job
-from commands.slurm.template import JobConfiguration
+from commands.slurm.options import JobOptions
+from commands.slurm.template import JobConfiguration, base_job_template
 from commands.slurm.worker import SlurmWorker
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Told:
     states: list[State[Any]] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
     submitted: list[str] = field(default_factory=list)
     refusal: str = ""
 
@@ -64,6 +67,9 @@ class Told:
     async def cancel(self, job_id: str) -> None:
         self.cancelled.append(job_id)
 
+    async def tell(self, job_id: str) -> None:
+        self.told.append(job_id)
+
     def started(self, job_id: str) -> None:
         self.noted.append(job_id)
 
@@ -71,7 +77,7 @@ class Told:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Told:
     told = Told()
-    for name in ("jobs_of", "submit", "cancel"):
+    for name in ("jobs_of", "submit", "cancel", "tell"):
         monkeypatch.setattr(cluster, name, getattr(told, name))
     monkeypatch.setenv("BATCHYARD_HOME", str(tmp_path))
     return told
@@ -81,6 +87,9 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Told:
 def worker(told: Told, monkeypatch: pytest.MonkeyPatch) -> SlurmWorker:
     worker = SlurmWorker(work_pool_name="gpu")
     worker._client = told  # type: ignore[assignment]
+    worker._work_pool = WorkPool(
+        name="gpu", type=TYPE, base_job_template=base_job_template(JobOptions())
+    )
     monkeypatch.setattr(worker, "get_flow_run_logger", lambda _: logging.getLogger("test"))
     return worker
 
@@ -172,3 +181,12 @@ async def test_a_job_whose_flow_run_was_ended_is_cancelled(worker: SlurmWorker, 
     told.runs = [flow_run("CANCELLED", job="9")]
     await worker._look()
     assert told.cancelled == ["9"]
+
+
+async def test_a_job_that_has_to_end_is_told_once(worker: SlurmWorker, told: Told) -> None:
+    """A minute before its drain has to end, which is what the pool's file says of it."""
+    told.runs = [flow_run("RUNNING", job="9")]
+    for left in (130.0, 119.0, 60.0):
+        told.jobs = [Job("9", str(RUN), "RUNNING", node="node1", ends_at=time.time() + left)]
+        await worker._look()
+        assert told.told == ([] if left > 120 else ["9"])
