@@ -101,7 +101,7 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         job_id = ""
         try:
             job_id = await self._submit(flow_run, configuration)
-        except cluster.SlurmFailed as error:
+        except (cluster.SlurmFailed, OSError) as error:
             await self._put_off(flow_run, str(error))
         if task_status is not None:
             task_status.started(job_id)
@@ -143,7 +143,8 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
     async def _watch(self) -> None:
         while True:
             try:
-                await self._look()
+                if self._work_pool is not None:
+                    await self._look()
                 self._trouble = ""
             except Exception as error:  # noqa: BLE001 - Slurm's or Prefect's: the next look may go better
                 if self._trouble != (trouble := describe(error)):
@@ -159,12 +160,18 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         runs |= {str(run.id): run for run in await self._read(active - runs.keys())}
         found = {id_: _job_of(run, jobs.get(id_)) for id_, run in runs.items()}
         missed = {id_ for id_, job in found.items() if job is None}
+        trouble: Exception | None = None
         for id_, run in runs.items():
             if run.id in self._submitting_flow_run_ids or id_ in missed - self._missed:
                 continue
-            await self._carry_out(run, found[id_])
+            try:
+                await self._carry_out(run, found[id_])
+            except Exception as error:  # noqa: BLE001 - it is raised once the others are seen to
+                trouble = error
         self._missed = missed
         self._told &= active
+        if trouble is not None:
+            raise trouble
 
     @property
     def _lead_seconds(self) -> int:

@@ -65,6 +65,8 @@ class Told:
         return "9"
 
     async def cancel(self, job_id: str) -> None:
+        if self.refusal:
+            raise cluster.SlurmFailed(self.refusal)
         self.cancelled.append(job_id)
 
     async def tell(self, job_id: str) -> None:
@@ -94,11 +96,13 @@ def worker(told: Told, monkeypatch: pytest.MonkeyPatch) -> SlurmWorker:
     return worker
 
 
-def flow_run(state: str, name: str = "", *, job: str | None = None, ago: float = 0.0) -> FlowRun:
+def flow_run(
+    state: str, name: str = "", *, job: str | None = None, ago: float = 0.0, id_: uuid.UUID = RUN
+) -> FlowRun:
     since = datetime.now(UTC) - timedelta(seconds=ago)
     made: State[Any] = State(type=StateType(state), name=name or state, timestamp=since)
     return FlowRun(
-        id=RUN, name="model", flow_id=uuid.UUID(int=8), state=made, infrastructure_pid=job
+        id=id_, name="model", flow_id=uuid.UUID(int=8), state=made, infrastructure_pid=job
     )
 
 
@@ -190,3 +194,15 @@ async def test_a_job_that_has_to_end_is_told_once(worker: SlurmWorker, told: Tol
         told.jobs = [Job("9", str(RUN), "RUNNING", node="node1", ends_at=time.time() + left)]
         await worker._look()
         assert told.told == ([] if left > 120 else ["9"])
+
+
+async def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_its_state(
+    worker: SlurmWorker, told: Told
+) -> None:
+    other = uuid.UUID(int=9)
+    told.jobs = [Job("9", str(RUN), "PENDING"), Job("10", str(other), "PENDING", "Priority")]
+    told.runs = [flow_run("CANCELLING", job="9"), flow_run("PENDING", job="10", id_=other)]
+    told.refusal = "scancel: error: no"
+    with pytest.raises(cluster.SlurmFailed, match="scancel"):
+        await worker._look()
+    assert [state.name for state in told.states] == ["InQueue (Priority)"]
