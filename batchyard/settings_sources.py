@@ -34,7 +34,7 @@ OTHER_VARIABLES: Final = (
     "BATCHYARD_METRICS_PORT",
 )
 """Variables of ours that are no settings."""
-DEPLOYED: Final = ("models", "engines_at_once", "s3", "azure", "google", "hub")
+DEPLOYED: Final = ("models", "engines_at_once", "slurm", "s3", "azure", "google", "hub")
 """The parts of the file that `commands/prefect/deploy_file.py` reads, for `batchyard deploy`."""
 
 _SERVICE_LINK: Final = re.compile(

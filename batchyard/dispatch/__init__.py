@@ -7,6 +7,7 @@ It uses HTTP, so that a process that only has to start a runner never imports Pr
 ``prefect_http``     how a call is made: login, CSRF token, retries
 ``prefect_answers``  a flow run and other answers, as values
 ``lost_runs``        ends flow runs that have no process any more
+``queued_runs``      cancels what waits in a cluster's queue and is not needed any more
 ``unheard_cancels``  cancels in the database what a flow run's process is not told
 ``batch_runner``     starts the runner of batches
 ``standby``          the flow run that takes over if a process is lost

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from batchyard.dispatch.run_states import is_in_queue
 from batchyard.lines.offer import Offer
 from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
 
@@ -62,6 +63,11 @@ class FlowRun:
         return self.is_coming or self.state in BEGUN
 
     @property
+    def is_in_queue(self) -> bool:
+        """Whether it waits for a node of a cluster; ``message`` says what the cluster says."""
+        return not self.has_ended and is_in_queue(self.state_name)
+
+    @property
     def has_ended(self) -> bool:
         """Whether the flow run is in one of Prefect's terminal states."""
         return self.state not in {*ON_ITS_WAY, *BEGUN}
@@ -69,8 +75,10 @@ class FlowRun:
     def is_late(self, *, pending_seconds: float = PENDING_SECONDS) -> bool:
         """It has been in its state for so long that its process must be in the database.
 
-        ``pending_seconds`` is how long it may take to begin.
+        ``pending_seconds`` is how long it may take to begin, once a cluster has given it a node.
         """
+        if self.is_in_queue:
+            return False
         limits = {**_LATE_SECONDS, "PENDING": pending_seconds}
         return self.state_seconds >= limits.get(self.state, float("inf"))
 

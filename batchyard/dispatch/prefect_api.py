@@ -132,6 +132,10 @@ class PrefectApi(PrefectHttp):
         """Mark as cancelled a run that was being cancelled: Prefect takes no other end for it."""
         await self._end(flow_run_id, "CANCELLED", message)
 
+    async def cancel(self, flow_run_id: str) -> None:
+        """Ask for the end of a flow run; its worker carries it out."""
+        await self._end(flow_run_id, "CANCELLING", "Nothing is left to do for it.")
+
     async def emit(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Hand over events, as Prefect has them. One whose ``id`` it knows is not taken twice."""
         await self._call("POST", "/events", list(events))

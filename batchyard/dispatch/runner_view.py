@@ -69,3 +69,14 @@ def why_behind(
         for each in work
         if each.is_background and each.model not in served
     }
+
+
+def why_queued(pools: Mapping[str, Pool], rows: Sequence[RunnerRecord]) -> dict[str, str]:
+    """Why models have no runner that have asked a cluster for one, in the cluster's words."""
+    served = {row.model for row in rows}
+    return {
+        run.model: run.message
+        for pool in pools.values()
+        for run in pool.active
+        if run.is_in_queue and run.model is not None and run.model not in served
+    }

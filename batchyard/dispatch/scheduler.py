@@ -18,8 +18,9 @@ from batchyard.dispatch.live_models import with_live
 from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
+from batchyard.dispatch.queued_runs import QueuedRuns
 from batchyard.dispatch.run_states import NO_SLOT
-from batchyard.dispatch.runner_view import Pool, active_runners, why_behind
+from batchyard.dispatch.runner_view import Pool, active_runners, why_behind, why_queued
 from batchyard.dispatch.scheduler_lease import SchedulerLease
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
@@ -69,10 +70,13 @@ class RunnerScheduler:
         self._settings = settings
         self._lease = SchedulerLease(store, owner)
         self._blocks = EngineBlocks(api, store)
+        self._queued_runs = QueuedRuns(api, settings.runner_idle_seconds)
         self._closed: dict[str, str] = {}
         """Why models that have work wait for their engines' hours."""
         self._behind: dict[str, str] = {}
         """Why models that have only background batches wait for a place."""
+        self._queued: dict[str, str] = {}
+        """Why models whose runners are jobs of a cluster wait for a node."""
         self._unread: dict[str, str] = {}
         """Why Prefect does not tell of the pools of models that have no runner."""
         self._watches: dict[str, ModelWatch] = {}
@@ -103,10 +107,10 @@ class RunnerScheduler:
 
     async def _look(self) -> Sequence[GivenUp]:
         now = await self._store.database.now()
-        await self._end_lost(now)
         await self._blocks.look(now)
         live = self._blocks.live
         demand = with_live(await self._store.chunks.demand(), live)
+        await self._end_lost(None if live is None else {entry.model for entry in demand}, now)
         self._closed = await self._blocks.closed([entry.model for entry in demand], now)
         self._watch(demand)
         # Runners that are no longer wanted are drained too, unless Prefect has not said which are.
@@ -120,6 +124,7 @@ class RunnerScheduler:
             return ()
         # The database after Prefect: a flow run that has become a runner since is counted once.
         rows = await self._runners()
+        self._queued = why_queued(pools, rows)
         unsure = await self._unsure(live or (), [row for row in rows if row.id in waiting], now)
         if unsure:
             live = unsure.union(live or ())
@@ -164,7 +169,7 @@ class RunnerScheduler:
     def waits(self) -> dict[str, str]:
         """Why models that have work are not served now; models that are served are not named."""
         reasons = {model: watch.reason for model, watch in self._watches.items() if watch.reason}
-        return self._behind | self._unread | reasons | self._closed
+        return self._behind | self._unread | reasons | self._queued | self._closed
 
     async def close(self) -> None:
         """Release the scheduler's lease."""
@@ -175,7 +180,7 @@ class RunnerScheduler:
 
     # -- what there is ----------------------------------------------------------------------
 
-    async def _end_lost(self, now: float) -> None:
+    async def _end_lost(self, needed: Collection[str] | None, now: float) -> None:
         # A clock that was set back must not keep this from happening until it has caught up; the
         # same holds for all that is limited by time here.
         if 0 <= now - self._lost_ended_at < _END_LOST_SECONDS:
@@ -189,6 +194,8 @@ class RunnerScheduler:
                 start_seconds=self._settings.runner_start_seconds,
                 seen=self._suspects,
             )
+            if needed is not None:
+                await self._queued_runs.cancel_unneeded(needed, now)
         except (DispatchFailed, SettingsError) as error:
             self._say("lost flow runs", error)
         else:

@@ -157,6 +157,7 @@ EVENTS: Final = {
     "again.",
     "runner.not_started": "Prefect could not be asked for a process that runs batches.",
     "runner.resumed": "A runner could save its finished lines and takes work again.",
+    "runner.not_needed": "A runner waited in a cluster's queue, and its model had no work left.",
     "runner.started": "A flow run of `run-chunks` was created for a model.",
     "scheduler.failed": "A look at which runners are needed failed; the next one follows.",
     "scheduler.waiting": "Prefect or the database could not be used for a model's runners.",

@@ -15,6 +15,10 @@
     [engines_at_once]                             # the concurrency limit of each pool
     gpu = 2
 
+    [slurm.gpu]                                   # the jobs of a pool whose engines Slurm starts
+    partition = "gpu"
+    time_limit = "4:00:00"
+
     [s3]                                          # the credentials for s3:// places
     endpoint_url = "https://s3.example.org"
     secret_access_key = { variable = "S3_SECRET" }
@@ -33,7 +37,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pydantic import SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from batchyard.dispatch import block_name
 from batchyard.engine.withdrawn import WITHDRAWN, why_withdrawn
@@ -50,6 +54,7 @@ from blocks import (
     VllmEngineBlock,
 )
 from commands.prefect.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
+from commands.slurm.options import JobOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +67,7 @@ CredentialsBlock = (
     S3CredentialsBlock | AzureCredentialsBlock | GoogleCredentialsBlock | HubCredentialsBlock
 )
 B = TypeVar("B", bound=EngineBlock | CredentialsBlock)
+M = TypeVar("M", bound=BaseModel)
 
 CREDENTIALS: Final[Mapping[str, type[CredentialsBlock]]] = {
     "s3": S3CredentialsBlock,
@@ -92,11 +98,14 @@ class DeployFile:
     models: tuple[ServedModel, ...] = ()
     engines_at_once: Mapping[str, int] = field(default_factory=dict)
     credentials: Sequence[CredentialsBlock] = ()
+    slurm: Mapping[str, JobOptions] = field(default_factory=dict)
+    """The pools whose engines are jobs of Slurm."""
 
     @property
     def gpu_pools(self) -> list[str]:
         """The pools that run engines: the usual one, and those that the file names."""
-        return gpu_pools({model.pool for model in self.models} | self.engines_at_once.keys())
+        named = {model.pool for model in self.models}
+        return gpu_pools(named | self.engines_at_once.keys() | self.slurm.keys())
 
     @property
     def pool_of_model(self) -> dict[str, str]:
@@ -117,11 +126,13 @@ def read_deploy_file(path: Path) -> DeployFile:
             for name, kind in CREDENTIALS.items()
             if name in data
         )
+        slurm = _slurm(data.get("slurm", {}))
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
-    if CONTROL_POOL in DeployFile(models, limits).gpu_pools:
+    wanted = DeployFile(models, limits, credentials, slurm)
+    if CONTROL_POOL in wanted.gpu_pools:
         raise SettingsError(f"{path}: the pool {CONTROL_POOL} runs no engines: name another one.")
-    return DeployFile(models, limits, credentials)
+    return wanted
 
 
 def _tables(value: Any, what: str) -> list[dict[str, Any]]:
@@ -152,6 +163,10 @@ def _block(kind: type[B], given: Any, what: str, *more: str) -> B:
             known = {*kind.model_fields, *more}
             raise SettingsError(f"{what}: {unknown_name(name, known, 'field')}")
     values = {name: _value(kind, name, value, what) for name, value in given.items()}
+    return _made(kind, values, what)
+
+
+def _made(kind: type[M], values: Mapping[str, Any], what: str) -> M:
     try:
         return kind(**values)
     except ValidationError as error:
@@ -170,6 +185,18 @@ def _value(kind: type[Block], name: str, value: Any, what: str) -> Any:
     if variable not in os.environ:
         raise SettingsError(f"{what}: {name} is in the variable {variable}, which is not set.")
     return os.environ[variable]
+
+
+def _slurm(given: Any) -> dict[str, JobOptions]:
+    if not isinstance(given, dict) or not all(isinstance(each, dict) for each in given.values()):
+        raise SettingsError("[slurm] has a table for each pool, such as [slurm.gpu].")
+    for pool, options in given.items():
+        for name in options:
+            if name not in JobOptions.model_fields:
+                raise SettingsError(
+                    f"[slurm.{pool}]: {unknown_name(name, {*JobOptions.model_fields}, 'option')}"
+                )
+    return {pool: _made(JobOptions, options, f"[slurm.{pool}]") for pool, options in given.items()}
 
 
 def _check_distinct(models: Sequence[ServedModel]) -> None:

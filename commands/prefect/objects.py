@@ -6,14 +6,17 @@ file.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
+from batchyard.errors import SettingsError
 from blocks import CREDENTIALS, RemoteEngineBlock, VllmEngineBlock
+from commands import slurm
 from commands.prefect.pools import CONTROL_POOL
+from commands.slurm.template import base_job_template
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
     from commands.prefect.deploy_file import DeployFile
+    from commands.slurm.options import JobOptions
 
 CREDENTIALS_BLOCK = "default"
 """The block of the credentials for each kind of bucket; flows/process/worker.py loads it by this
@@ -34,26 +38,44 @@ _FIRST_LIMIT = 1
 async def make_pools(client: PrefectClient, wanted: DeployFile) -> AsyncIterator[str]:
     """The control pool, and a pool for each kind of GPU that the file names.
 
-    A pool that exists keeps its type, its template and, unless the file has one, its limit.
+    A pool that exists keeps its type, and, unless the file has one, its template and its limit.
+    Raises :class:`~batchyard.errors.SettingsError` if the type is not the file's.
     """
     for name in (CONTROL_POOL, *wanted.gpu_pools):
         limit = wanted.engines_at_once.get(name)
+        options = wanted.slurm.get(name)
+        kind = "process" if options is None else slurm.TYPE
         try:
             pool = await client.read_work_pool(name)
         except ObjectNotFound:
             if limit is None and name != CONTROL_POOL:
                 limit = _FIRST_LIMIT
-            template = ProcessWorker.get_default_base_job_template()
+            template = _template(options)
             await client.create_work_pool(
                 WorkPoolCreate(
-                    name=name, type="process", base_job_template=template, concurrency_limit=limit
+                    name=name, type=kind, base_job_template=template, concurrency_limit=limit
                 )
             )
             yield f"pool {name} created{'' if limit is None else f', engines at once: {limit}'}"
             continue
+        if options is not None:
+            if pool.type != kind:
+                raise SettingsError(
+                    f"The work pool {name} has the type {pool.type}, and batchyard.toml has "
+                    f"[slurm.{name}]: name another pool, or delete this one in Prefect."
+                )
+            if pool.base_job_template != (template := _template(options)):
+                await client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+                yield f"pool {name} changed, the options of its jobs"
         if limit is not None and pool.concurrency_limit != limit:
             await client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit))
             yield f"pool {name} changed, engines at once: {limit}"
+
+
+def _template(options: JobOptions | None) -> dict[str, Any]:
+    if options is None:
+        return ProcessWorker.get_default_base_job_template()
+    return base_job_template(options)
 
 
 async def make_blocks(client: PrefectClient, wanted: DeployFile) -> AsyncIterator[str]:

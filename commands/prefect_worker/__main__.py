@@ -27,7 +27,8 @@ def main() -> None:
     # From here on there are threads, so nothing more is forked from this process.
     from prefect.cli import app  # noqa: PLC0415 - see above
 
-    # Its import is what lets Prefect take our class.
+    # Their import is what lets Prefect take our classes.
+    import commands.slurm.worker  # noqa: F401, PLC0415 - see above
     from commands.prefect_worker.worker import use_fork_server  # noqa: PLC0415 - see above
 
     if name is not None:

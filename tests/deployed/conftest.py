@@ -294,8 +294,10 @@ def ids_in(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def deployment(server: PrefectServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+@contextlib.asynccontextmanager
+async def opened(server: PrefectServer, folder: Path) -> AsyncIterator[Deployment]:
+    """The product of this server, for a test with a ``folder`` of its own."""
+
     async def nothing(*_: object) -> Any:
         raise AssertionError("the test runs no batch itself")
 
@@ -304,6 +306,12 @@ async def deployment(server: PrefectServer, tmp_path: Path) -> AsyncIterator[Dep
         open_services(settings, engine_for=nothing) as services,
         aiohttp.ClientSession(server.api_url.removesuffix("/api")) as api,
     ):
-        deployed = Deployment(server, services, api, tmp_path)
+        deployed = Deployment(server, services, api, folder)
         async with deployed.engines:
             yield deployed
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def deployment(server: PrefectServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+    async with opened(server, tmp_path) as deployed:
+        yield deployed

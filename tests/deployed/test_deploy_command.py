@@ -244,6 +244,28 @@ def test_a_model_that_is_served_elsewhere_has_one_block(
     assert blocks(deployed)["org-chat-1"]["weights"] == "/data/chat"
 
 
+def test_a_pool_of_slurm_has_the_options_of_the_file(
+    deployed: PrefectServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "slurm.toml"
+    file.write_text(FILE + '[slurm.cluster]\npartition = "a100"\n')
+    assert "pool cluster created, engines at once: 1" in deployed.run(
+        "batchyard", "deploy", str(file)
+    )
+    again = deployed.run("batchyard", "deploy", str(file)).splitlines()
+    assert again[-1] == "Everything is up to date."
+    file.write_text(file.read_text().replace("a100", "h100"))
+    said = deployed.run("batchyard", "deploy", str(file)).splitlines()
+    assert said[2:] == ["pool cluster changed, the options of its jobs"]
+    pool = send(deployed, "GET", "work_pools/cluster", None)
+    partition = pool["base_job_template"]["variables"]["properties"]["partition"]
+    assert (pool["type"], partition["default"]) == ("slurm", "h100")
+    file.write_text(FILE + "[slurm.gpu]\n")
+    with pytest.raises(RuntimeError, match="The work pool gpu has the type process"):
+        deployed.run("batchyard", "deploy", str(file))
+    send(deployed, "DELETE", "work_pools/cluster", None)
+
+
 def test_a_wiped_server_is_as_before_after_one_command(deployed: PrefectServer) -> None:
     """Also blocks with secrets, and before deployments: a deployment starts runs at once."""
     before = blocks(deployed)

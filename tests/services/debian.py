@@ -30,19 +30,20 @@ def unpacked(*packages: str, name: str | None = None) -> Path:
     return folder
 
 
-def unpacked_with_libraries(package: str) -> Path:
-    """Likewise for one program, with those packages that it depends on and that are not here."""
+def unpacked_with_libraries(*packages: str, name: str | None = None) -> Path:
+    """Likewise for programs, with those packages that they depend on and that are not here."""
     # Not by --print-uris, which leaves out what apt has downloaded already.
-    words = ["apt-get", "install", "--simulate", "-qq", "--no-install-recommends", package]
+    words = ["apt-get", "install", "--simulate", "-qq", "--no-install-recommends", *packages]
+    shown = ", ".join(packages)
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip(f"{package} is not here: these tests need Debian or Ubuntu.")
+        pytest.skip(f"{shown} is not here: these tests need Debian or Ubuntu.")
     if done.returncode:
-        pytest.skip(f"apt has no {package}: {done.stderr[-500:]}")
+        pytest.skip(f"apt has no {shown}: {done.stderr[-500:]}")
     # Lines like: Inst PACKAGE (version and origin)
     named = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")}
-    return unpacked(*sorted(named | {package}), name=package)
+    return unpacked(*sorted(named | {*packages}), name=name or packages[0])
 
 
 def environment_of(folder: Path) -> dict[str, str]:

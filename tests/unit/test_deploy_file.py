@@ -76,6 +76,12 @@ def test_the_usual_pool_needs_no_name(read) -> None:
     assert file.pool_of_model == {"b": "h200"}
 
 
+def test_a_pool_may_be_slurms(read) -> None:
+    file = read('[slurm.a100]\npartition = "a100"\ngpus = 2\ntime_limit = "4:00:00"\n')
+    assert file.gpu_pools == ["gpu", "a100"]
+    assert (file.slurm["a100"].partition, file.slurm["a100"].gpus) == ("a100", 2)
+
+
 def test_a_model_may_have_hours(read) -> None:
     window = 'batch_hours = [{ cron = "0 20 * * 1-5", until = "06:00", timezone = "UTC" }]'
     file = read(f'[[models]]\nmodel = "a"\n{window}\n')
@@ -133,6 +139,14 @@ def test_settings_may_stand_beside_the_models(read) -> None:
             "the model a: .*the adapter name '/data/law' must be like a model's",
         ),
         ("[engines_at_once]\ngpu = 'two'\n", "a number for each pool, such as gpu = 2"),
+        ("slurm = 1\n", r"\[slurm\] has a table for each pool, such as \[slurm.gpu\]"),
+        ('[slurm]\npartition = "a"\n', r"\[slurm\] has a table for each pool"),
+        (
+            '[slurm.gpu]\npartitions = "a"\n',
+            r"\[slurm.gpu\]: There is no option partitions. Do you mean partition",
+        ),
+        ("[slurm.gpu]\ncpus = 0\n", r"\[slurm.gpu\]: cpus: Input should be greater than"),
+        ("[slurm.control]\n", "the pool control runs no engines"),
         ("s3 = 1\n", r"\[s3\] must be a table"),
         (
             '[s3]\nsecret_access_key = { variable = "NO_SUCH_VARIABLE" }\n',

@@ -26,7 +26,7 @@ from batchyard.dispatch import (
     scheduler,
     scheduler_lease,
 )
-from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF, in_queue
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.lifecycle import BatchStatus
 from batchyard.settings import Settings
@@ -711,6 +711,17 @@ async def test_a_pending_runner_is_waited_for_unless_the_worker_that_took_it_is_
     assert prefect.states() == ["CRASHED" if is_lost else "PENDING"]
 
 
+async def test_a_runner_in_a_clusters_queue_is_waited_for_however_long(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    await api.start(RUN_CHUNKS, {}, name=MODEL)
+    prefect.put("PENDING", ago=9999, name=in_queue("Priority"))
+    seen: set[str] = set()
+    for _ in range(2):
+        await bury(api, store, seen)
+    assert prefect.states() == ["PENDING"]
+
+
 async def test_a_batch_runner_has_no_image_to_wait_for(
     api: PrefectApi, prefect: SmallPrefect, store: Store
 ) -> None:
@@ -1081,6 +1092,61 @@ async def test_time_in_which_an_engine_is_closed_is_not_held_against_its_model(
     prefect.hours = {}
     assert not await looking.look()
     assert looking.waits == {}
+
+
+async def test_a_batch_whose_runner_is_in_a_clusters_queue_says_why(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    """The runner counts: no other one is started. Once it is one, nothing is waited for."""
+    prefect.limits["gpu"] = None
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("PENDING", "job 7 waits (Priority)", ago=9999, name=in_queue("Priority"))
+    await looking.look()
+    assert looking.waits == {MODEL: "job 7 waits (Priority)"}
+    assert len(prefect.runs) == 1
+    await announce(prefect, store)
+    await looking.look()
+    assert looking.waits == {}
+
+
+@pytest.mark.usefixtures("always_asked")
+async def test_a_runner_in_a_clusters_queue_leaves_it_when_its_model_has_no_work(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time that a runner without work stays, and not if Prefect names no models."""
+    monkeypatch.setattr(scheduler, "_END_LOST_SECONDS", 0.0)
+    await api.start(RUN_CHUNKS, {"model": MODEL}, name=MODEL)
+    prefect.put("PENDING", name=in_queue("Priority"))
+    looking = scheduler_of(api, store, Settings(runner_idle_seconds=60))
+    for seconds in (0.0, 50.0, 60.0):
+        pass_time(monkeypatch, store, seconds)
+        await looking.look()
+    assert prefect.states() == ["PENDING"]
+    prefect.offered = set()
+    for seconds in (0.0, 59.0):
+        pass_time(monkeypatch, store, seconds)
+        await looking.look()
+    assert prefect.states() == ["PENDING"]
+    pass_time(monkeypatch, store, 61.0)
+    await looking.look()
+    assert prefect.states() == ["CANCELLING"]
+
+
+@pytest.mark.usefixtures("always_asked")
+async def test_a_runner_in_a_clusters_queue_stays_while_its_model_has_work(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_END_LOST_SECONDS", 0.0)
+    prefect.offered = {MODEL}
+    await begun_batch(store)
+    looking = scheduler_of(api, store, Settings(runner_idle_seconds=0))
+    await looking.look()
+    prefect.put("PENDING", name=in_queue("Priority"))
+    for _ in range(2):
+        await looking.look()
+    assert prefect.states() == ["PENDING"]
 
 
 async def test_background_work_without_a_place_says_so(

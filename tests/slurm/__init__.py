@@ -1,0 +1,1 @@
+"""Runners that are jobs of a real Slurm cluster."""
