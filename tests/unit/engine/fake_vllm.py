@@ -77,7 +77,7 @@ def main() -> None:
         be_a_node()
     if MODE == "fail":
         sys.exit("(EngineCore pid=2) ERROR 11-20 15:40:31 [core.py:1] ValueError: no such thing")
-    if MODE == "hang":
+    if MODE in {"hang", "node fails"}:
         time.sleep(99)
     option = dict(zip(sys.argv, sys.argv[1:], strict=False))
     module, name = option["--middleware"].split(".")

@@ -228,10 +228,14 @@ async def test_a_node_without_a_sign_of_life_is_lost(
     silent = link.Link(*await connected(site.port), link_keys([KEY]))
     await silent.greet()
     silent.send({"name": "silent"})
-    with contextlib.suppress(EngineStartFailed):
+
+    async def use() -> None:
         await starting
-    with pytest.raises(EngineLost, match="the node silent is lost: there was no sign of life"):
         await ask(engine, "/hang")
+
+    lost = "the node silent is lost: there was no sign of life"
+    with pytest.raises((EngineLost, EngineStartFailed), match=lost):
+        await use()
     silent.close()
 
 
@@ -277,6 +281,64 @@ async def test_machines_with_different_versions_of_vllm_do_not_start(
         with pytest.raises(EngineStartFailed, match=r"has vLLM 0\.33\.0, and this machine has 0\."):
             await nodes.gather("0.32.0", PATIENCE * 10, lambda _: None)
     await nodes.close()
+
+
+async def test_a_slurm_job_starts_its_nodes_itself_and_ends_them(
+    make_engine: MakeEngine, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a step on the other nodes, which learn from Slurm where it was started."""
+    words = as_slurm_job(site, monkeypatch, SRUN)
+    engine = make_engine("--seed", str(site.port), nodes=site.nodes(1))
+    await engine.start()
+    assert [answer.status for answer in await ask(engine, "/echo")] == [200]
+    asked = words.read_text().split()
+    assert asked[:4] == ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--exclude=node1"]
+    await engine.stop()
+    assert not site.processes()
+    await engine.start()
+    await engine.stop()
+
+
+async def test_a_slurm_step_that_ends_fails_the_start_with_what_it_said(
+    make_engine: MakeEngine, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_slurm_job(site, monkeypatch, "echo 'srun: error: Invalid node' >&2; exit 3")
+    with pytest.raises(EngineStartFailed, match=r"exit code 3 .*\n    srun: error: Invalid node"):
+        await make_engine(nodes=site.nodes(1)).start()
+
+
+async def test_a_slurm_job_with_too_few_nodes_fails_the_start(
+    make_engine: MakeEngine, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_slurm_job(site, monkeypatch, "exit 1")
+    with pytest.raises(EngineStartFailed, match=r"7 has too few nodes, 2: .* with --nodes=3\."):
+        await make_engine(nodes=site.nodes(2)).start()
+
+
+SRUN = """
+while [ "${1#--}" != "$1" ]; do shift; done
+SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 exec "$@"
+"""
+"""Starts the command of one task on this machine."""
+
+
+def as_slurm_job(site: Site, monkeypatch: pytest.MonkeyPatch, srun: str) -> Path:
+    """This process is one of a job with two nodes; where the words for ``srun`` are written."""
+    words = site.folder / "srun.words"
+    script = site.folder / "bin" / "srun"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\necho "$@" > {words}\n{srun}\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "node1"}
+    ours = {
+        "BATCHYARD_HOME": str(site.folder / "home"),
+        "BATCHYARD_SECRET_KEY": KEY,
+        "BATCHYARD_ENGINE_PYTHON": str(site.python),
+    }
+    for name, value in (job | ours).items():
+        monkeypatch.setenv(name, value)
+    return words
 
 
 async def test_a_message_of_another_connection_is_refused() -> None:

@@ -57,7 +57,6 @@ def start_step(nodes: int, port: int, environment: Mapping[str, str]) -> NodesSt
             f"it with --nodes={nodes + 1}."
         )
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    words += ["--job-name=batchyard-engine-node", "--kill-on-bad-exit=0"]
     if here := environment.get("SLURMD_NODENAME"):
         words.append(f"--exclude={here}")
     # Where srun runs is what Slurm tells the nodes: SLURM_LAUNCH_NODE_IPADDR.
