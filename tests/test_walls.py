@@ -59,6 +59,16 @@ WALLS = {
         r"Deep[A-Z]|DEEP|^\.?(is_)?deep$|deep_[cv]|(?i:prompt_?count)",
         13,
     ),
+    "several machines": Wall(
+        r"engine_node|^\.?_?nodes$|nodes_port|^Nodes$|vllm\.nodes",
+        2,
+        (
+            "batchyard.api.http.body",
+            "batchyard.lines.templates",
+            "batchyard.plan.roots",
+            "batchyard.store.tables.batch_roots",
+        ),
+    ),
 }
 
 

@@ -34,6 +34,7 @@ from tests.contract.engine.conftest import (
 )
 from tests.lifecycle import run_chunks, take_to_its_end
 from tests.machines.network import FarNetwork, far_network
+from tests.pages import block, replaced, words_of
 from tests.patience import PATIENCE
 from tests.services.ports import free_ports
 from tests.steps.conftest import Yard, chat_line
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.vllm
 
+PAGE = "docs/deploy/several-machines-per-model.md"
 KEY = new_sealing_key()
 FOUND_SECONDS = 12.0
 """A machine that has lost its power is silent for ten."""
@@ -63,7 +65,9 @@ class OtherMachine:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        words = [sys.executable, "-m", "batchyard.cli", "engine-node", self.network.ours]
+        line = block(PAGE, "node")
+        line = replaced(line, {"10.0.0.1": self.network.ours, "29600": str(self.port)})
+        words = [sys.executable, "-m", "batchyard.cli", *words_of(line)]
         environment = os.environ | {
             "BATCHYARD_HOME": str(self.folder / "other"),
             "BATCHYARD_SECRET_KEY": KEY,
@@ -71,7 +75,7 @@ class OtherMachine:
         }
         with (self.folder / "node.out").open("ab") as output:
             self.process = subprocess.Popen(
-                [*self.network.enter, *words, "--port", str(self.port)],
+                [*self.network.enter, *words],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

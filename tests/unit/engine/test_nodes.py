@@ -252,6 +252,18 @@ async def test_a_spare_node_takes_the_place_of_another(make_engine: MakeEngine, 
             await site.log("b", "words")
 
 
+async def test_a_spare_node_that_leaves_ends_nothing(make_engine: MakeEngine, site: Site) -> None:
+    engine = make_engine(nodes=site.nodes(1))
+    async with site.joining("a"):
+        await engine.start()
+        async with site.joining("b"):
+            async with asyncio.timeout(PATIENCE * 10):
+                while len(engine._nodes._joined) < 2:  # noqa: ASYNC110 - nothing tells it
+                    await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        assert [answer.status for answer in await ask(engine, "/echo")] == [200]
+
+
 async def test_a_node_that_cannot_start_vllm_is_the_cause_of_the_failed_start(
     make_engine: MakeEngine, site: Site
 ) -> None:

@@ -109,10 +109,10 @@ class Node:
         process, log_start = self._launch(order, link.own_address, folder)
         self._tell(f"running vLLM; its log: {self._log_path}")
         try:
-            async with beside(link.receive()) as leaving, beside(process.wait()) as ending:
+            async with beside(_end_of(link)) as leaving, beside(process.wait()) as ending:
                 await asyncio.wait((leaving, ending), return_when=asyncio.FIRST_COMPLETED)
                 if not ending.done():
-                    return f"the leader has ended the engine ({leaving.exception()})"
+                    return f"the leader has ended the engine ({leaving.result()})"
                 code = ending.result()
                 lines = cause_of_loss(self._log_path, log_start)
                 link.send({"ended": code, "log": lines})
@@ -135,10 +135,10 @@ class Node:
             needs_hub=order.needs_hub,
         )
         rotate(self._log_path)
-        with self._log_path.open("ab") as log:
-            start = log.tell()
+        with self._log_path.open("ab") as output:
+            start = os.fstat(output.fileno()).st_size
             command: list[str | Path] = [self._python, SERVERS_SCRIPT, *order.words]
-            process = GuardedProcess(command, environment=environment, log=log, scratch=folder)
+            process = GuardedProcess(command, environment=environment, log=output, scratch=folder)
         return process, start
 
     def _tell(self, text: str) -> None:
@@ -147,7 +147,19 @@ class Node:
             self._say(text)
 
 
+async def _end_of(link: Link) -> str:
+    """How the connection to the leader has ended, when it has."""
+    try:
+        await link.receive()
+    except LinkLost as error:
+        return str(error)
+    return "it sent another message"
+
+
 def _why(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
+    if isinstance(error, ConnectionError) and error.errno:
+        # asyncio's own text has the address once more.
+        return os.strerror(error.errno)
+    if isinstance(error, TimeoutError):
+        return f"no answer in {_CONNECT_SECONDS:g} s"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
