@@ -175,10 +175,10 @@ async def test_the_loss_of_a_machine_in_the_middle_loses_and_repeats_no_line(
 
 
 @pytest.mark.slow
-async def test_a_cable_that_is_pulled_out_and_a_leader_that_is_killed_are_found_in_seconds(
+async def test_a_cable_that_is_pulled_out_is_noticed_on_both_sides_within_seconds(
     engine: VllmEngine, other: OtherMachine
 ) -> None:
-    """On both sides: neither vLLM would notice."""
+    """As the loss of the other machine; neither vLLM would notice it."""
     await engine.start()
     asking = asyncio.create_task(ask(engine, slow_body()))
     await asyncio.sleep(1)

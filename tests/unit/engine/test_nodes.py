@@ -28,7 +28,7 @@ from batchyard.errors import EngineLost, EngineStartFailed
 from batchyard.store import new_sealing_key
 from tests.patience import PATIENCE
 from tests.services.ports import free_port
-from tests.unit.engine.test_vllm_life import ask, session_of
+from tests.unit.engine.test_vllm_life import ask, own_engine, session_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -172,18 +172,16 @@ async def test_a_node_ends_its_part_with_the_leader_and_joins_the_next_life(
         await site.log("a", "words(.|\n)*words")
 
 
-async def test_a_leader_that_is_killed_ends_the_nodes_part(
-    make_engine: MakeEngine, site: Site
-) -> None:
-    """The kernel closes the connections of a process that has ended; here we do."""
-    engine = make_engine("--seed", str(site.port), nodes=site.nodes(1))
-    async with site.joining("a"):
-        await engine.start()
-        await site.log("a", "words")
-        for each in engine._nodes._joined:
-            each.link._writer.transport.abort()
-        await site.hears("the leader has ended the engine")
-        assert not site.processes()
+async def test_a_leader_that_is_killed_ends_the_nodes_part(site: Site) -> None:
+    """With SIGKILL: the kernel closes its connections."""
+    leads = str(site.port), KEY
+    with own_engine(site.python, site.folder / "leader.log", "", *leads) as leader:
+        async with site.joining("a"):
+            await site.log("a", "words")
+            leader.kill()
+            await site.hears("the leader has ended the engine (the connection was")
+            await site.hears("waiting for the leader")
+            assert not site.processes()
 
 
 async def test_a_node_that_never_comes_fails_the_start_with_a_count(
