@@ -436,12 +436,13 @@ class VllmEngine:
                 await running.process.wait()
         code = running.process.exit_code
         how = "" if code is None else f"; it ended with exit code {code}"
+        kind = EngineLost
         if (loss := self._nodes.loss) is not None:
-            how = f"; {loss.reason}"
+            how, kind = f"; {loss.reason}", loss.error
         with contextlib.suppress(OSError):
             # The log is on this machine, and in a pod it goes with the pod.
             for line in cause_of_loss(running.log_path, running.log_start):
                 log.warning("engine.log", line, model=self.model)
-        return EngineLost(
+        return kind(
             f"lost the engine for model {self.model!r}: {error}{how}; its log: {running.log_path}"
         )

@@ -24,7 +24,7 @@ from batchyard.engine.vllm.nodes.link import LinkLost, WrongKey, link_keys, link
 from batchyard.engine.vllm.nodes.node import Node
 from batchyard.engine.vllm.nodes.orders import check_nodes
 from batchyard.engine.vllm.vllm_options import EngineOptions
-from batchyard.errors import EngineLost, EngineStartFailed
+from batchyard.errors import EngineLost, EngineNotReached, EngineStartFailed
 from batchyard.store import new_sealing_key
 from tests.patience import PATIENCE
 from tests.services.ports import free_port
@@ -133,7 +133,7 @@ async def test_the_leader_is_told_of_the_same_machines(make_engine: MakeEngine, 
 async def test_the_end_of_a_node_ends_the_engine_at_once_and_it_starts_again(
     make_engine: MakeEngine, site: Site, whose: str
 ) -> None:
-    """By the end of its vLLM, or of the process that runs it."""
+    """By the end of its vLLM, or of the process that runs it, for which no request is to blame."""
     engine = make_engine("--seed", str(site.port), nodes=site.nodes(1))
     async with site.joining("a") as nodes, contextlib.AsyncExitStack() as more:
         await engine.start()
@@ -147,8 +147,9 @@ async def test_the_end_of_a_node_ends_the_engine_at_once_and_it_starts_again(
                 os.kill(process, signal.SIGKILL)
         else:
             nodes[0].cancel()
-        with pytest.raises(EngineLost, match=r"the node .* is lost"):
+        with pytest.raises(EngineLost, match=r"the node .* is lost") as lost:
             await asking
+        assert isinstance(lost.value, EngineNotReached) is (whose == "machine")
         assert time.monotonic() - began < PATIENCE * 3
         assert session_of(engine) == session, "it is the engine that was lost"
         if whose == "machine":

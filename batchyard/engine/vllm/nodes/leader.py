@@ -26,7 +26,7 @@ from batchyard.engine.vllm.nodes.link import (
 )
 from batchyard.engine.vllm.nodes.orders import HOST_VARIABLE, shared_words
 from batchyard.engine.vllm.nodes.slurm import NodesStep, start_step
-from batchyard.errors import EngineStartFailed
+from batchyard.errors import EngineLost, EngineNotReached, EngineStartFailed
 from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class Loss:
 
     reason: str
     log: list[str] = field(default_factory=list)
-    """The lines of its vLLM's log that say why; none: its vLLM is not the cause."""
+    """The lines of its vLLM's log that say why."""
+    error: type[EngineLost] = EngineLost
+    """For the requests in flight: whether one of them may be the cause."""
 
 
 class Nodes:
@@ -215,7 +217,8 @@ class Nodes:
         try:
             loss = _ending(node, await node.link.receive())
         except LinkLost as error:
-            loss = Loss(f"the node {node.name} is lost: {error}")
+            reason = f"the node {node.name} is lost: {error}"
+            loss = Loss(reason, error=EngineNotReached)
         finally:
             self._joined.remove(node)
             self._change.set()
