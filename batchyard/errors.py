@@ -45,7 +45,7 @@
         │   └── EngineNotReady        somebody else's server is away, and may come back
         ├── ModelNotFound             no engine is set up for it
         └── EngineLost                *retriable*: the engine crashed with requests in flight
-            └── EngineNotReached      *retriable*: nothing was sent to it, so no request is to blame
+            └── EngineNotReached      *retriable*: it was lost, and no request is to blame
 
 A message names the thing that failed and says what to do. It never contains a secret: URLs are
 shown without their query, and request bodies are not shown.
@@ -351,5 +351,5 @@ class EngineLost(EngineError):
 
 
 class EngineNotReached(EngineLost):
-    """The engine was lost before a request was sent to it, or has the model or our key no more: no
-    request can be the cause."""
+    """The engine was lost before a request was sent to it, has the model or our key no more, or has
+    lost one of its machines: no request can be the cause."""

@@ -13,6 +13,9 @@ from batchyard.engine.objective import Objective
 from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.remote.server_address import possible_addresses
 from batchyard.engine.vllm.lora import check_options
+from batchyard.engine.vllm.nodes.leader import Nodes
+from batchyard.engine.vllm.nodes.link import DEFAULT_PORT
+from batchyard.engine.vllm.nodes.orders import check_nodes
 from batchyard.engine.vllm.vllm import VllmEngine
 from batchyard.engine.vllm.vllm_options import EngineOptions
 from batchyard.errors import SettingsError
@@ -77,6 +80,19 @@ class VllmEngineBlock(Block):
         '{"contracts": "/data/adapters/contracts"}. Each is a folder as PEFT saves one, or a hub '
         "id.",
     )
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="On how many machines the engine runs: the GPU worker's own, and others on "
+        "which `batchyard engine-node` runs, or Slurm or Kubernetes starts it.",
+    )
+    nodes_port: int = Field(
+        default=DEFAULT_PORT,
+        ge=1,
+        le=65_535,
+        description="With nodes. The port of the GPU worker's machine at which the others join.",
+    )
     batch_hours: list[HoursWindow] = Field(default_factory=list, description=_BATCH_HOURS)
 
     @property
@@ -117,6 +133,11 @@ class VllmEngineBlock(Block):
         return self
 
     @model_validator(mode="after")
+    def _suits_its_nodes(self) -> Self:
+        check_nodes(self.nodes, EngineOptions(shlex.split(self.options)), self.environment)
+        return self
+
+    @model_validator(mode="after")
     def _has_adapters_with_names(self) -> Self:
         check_adapter_names(self.model, self.adapters)
         for name, path in self.adapters.items():
@@ -125,9 +146,18 @@ class VllmEngineBlock(Block):
         return self
 
     def build(
-        self, *, python: Path, log_path: Path | None = None, media_domains: Sequence[str] = ()
+        self,
+        *,
+        python: Path,
+        log_path: Path | None = None,
+        media_domains: Sequence[str] = (),
+        secret_keys: Sequence[str] = (),
     ) -> VllmEngine:
-        """The engine, not started; ``media_domains``: from where it may fetch clients' media."""
+        """The engine, not started.
+
+        ``media_domains``: from where it may fetch clients' media; ``secret_keys``: those of the
+        installation, by which it and its nodes know each other.
+        """
         return VllmEngine(
             self.model,
             shlex.split(self.options),
@@ -142,6 +172,7 @@ class VllmEngineBlock(Block):
                 self.reserve_seats,
             ),
             adapters=self.adapters,
+            nodes=Nodes(self.nodes - 1, port=self.nodes_port, secret_keys=secret_keys),
         )
 
     def _invariance(self) -> dict[str, str]:

@@ -61,6 +61,16 @@ WALLS = {
         13,
     ),
     "slurm": Wall(r"(?i)slurm", 4),
+    "several machines": Wall(
+        r"engine_node|^\.?_?nodes$|nodes_port|^Nodes$|vllm\.nodes",
+        2,
+        (
+            "batchyard.api.http.body",
+            "batchyard.lines.templates",
+            "batchyard.plan.roots",
+            "batchyard.store.tables.batch_roots",
+        ),
+    ),
 }
 
 

@@ -85,6 +85,10 @@ EVENTS: Final = {
     "engine.log": "A line of a lost engine's log that says why it ended.",
     "engine.lost": "An engine ended or stopped answering; it is started again.",
     "engine.model_not_listed": "A server does not list the model; requests are sent nevertheless.",
+    "engine.node_joined": "A machine has joined an engine over several machines.",
+    "engine.node_lost": "A machine of an engine is lost, or its vLLM has ended: the engine "
+    "is ended on all of them and started again.",
+    "engine.node_refused": "A machine wanted to join an engine with another key.",
     "engine.objective": "A latency objective cannot be kept as it is written.",
     "engine.option_withdrawn": "An engine block asks for something that Batchyard had before; the "
     "engine is started without it.",
@@ -200,6 +204,7 @@ FIELDS: Final = {
     "method": "the HTTP method",
     "model": "the model",
     "ms": "a duration in milliseconds",
+    "node": "the name of a machine of an engine over several machines",
     "ordinal": "the place of the request in the order of the batch, from 0",
     "owner": "the process that has a lease",
     "part": "the id of a batch that holds lines of a chain",

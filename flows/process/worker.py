@@ -6,7 +6,6 @@ import logging
 import os
 import shlex
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from httpx import HTTPError
@@ -14,12 +13,13 @@ from prefect.exceptions import PrefectException
 
 from batchyard.dispatch import OfferedModels, block_name, block_remedy
 from batchyard.engine.vllm.lora import lora_options
-from batchyard.engine.vllm.vllm_options import EngineOptions
+from batchyard.engine.vllm.vllm_options import EngineOptions, is_missing_path
 from batchyard.engine.withdrawn import asked_in_vain, why_withdrawn
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
 from batchyard.services.machine.connections import connections_line
 from batchyard.services.machine.engine_python import engine_python
+from batchyard.services.machine.secret_key import read_secret_keys
 from batchyard.services.machine.shared_database import check_shared_database
 from batchyard.services.services import Services, current_services, open_services
 from batchyard.settings import Settings, read_settings
@@ -27,6 +27,7 @@ from blocks import CREDENTIALS, RemoteEngineBlock, VllmEngineBlock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from prefect.blocks.core import Block
 
@@ -92,6 +93,7 @@ async def engine_from_block(settings: Settings, model: str) -> Engine:
         python=engine_python(settings),
         log_path=engine_log(settings, name),
         media_domains=settings.bodies.media_domains,
+        secret_keys=read_secret_keys(settings),
     )
 
 
@@ -121,8 +123,7 @@ def _check_model(name: str, served: str, wanted: str) -> None:
 
 
 def _check_weights(name: str, weights: str) -> None:
-    """vLLM would take a path that is not there for the name of a repository on the hub."""
-    if weights.startswith(("/", "./", "../", "~")) and not Path(weights).exists():
+    if is_missing_path(weights):
         raise SettingsError(
             f"The engine block {name} has its weights at {weights}, which does not exist on the "
             "machine of this GPU worker."

@@ -37,6 +37,7 @@ WITHOUT_JSON = {
     "worker": "it runs until Ctrl-C",
     "execute": "it becomes another program",
     "deploy": "it says what it does while it does it",
+    "engine-node": "it runs until Ctrl-C",
     "engine install": "it says what it does while it does it",
     "engine tiny-models": "it says what it does while it does it",
     "secrets rotate": "it tells a person what to do next",

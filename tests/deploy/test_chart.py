@@ -20,7 +20,16 @@ from batchyard.cli import make_app
 from batchyard.settings import Settings, read_settings
 from batchyard.settings_sources import OTHER_VARIABLES, PREFIX, _names
 from commands.prefect.deploy_file import read_deploy_file
-from tests.deploy.tools import CHART, VALUES, one, pod_specs, refused, rendered, run_helm
+from tests.deploy.tools import (
+    CHART,
+    VALUES,
+    one,
+    pod_specs,
+    pod_templates,
+    refused,
+    rendered,
+    run_helm,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +40,10 @@ if TYPE_CHECKING:
 
 VERSIONS = ("1.30", "1.37")
 """Of Kubernetes: the oldest that the chart allows, and the newest whose schemas there are."""
-CUSTOM = ("HTTPRoute", "PodMonitor", "PrometheusRule", "ScaledObject", "TriggerAuthentication")
+CUSTOM = (
+    *("HTTPRoute", "LeaderWorkerSet", "PodMonitor", "PrometheusRule", "ScaledObject"),
+    "TriggerAuthentication",
+)
 """Kinds that Kubernetes itself does not know; kubernetes-validate has no schema for them."""
 SMALLEST, TRIAL = CHART / "ci/smallest-values.yaml", CHART / "ci/trial-values.yaml"
 PRODUCTION, JOBS = CHART / "ci/production-values.yaml", CHART / "ci/jobs-values.yaml"
@@ -81,6 +93,10 @@ def test_every_document_is_valid(values: Path, version: str) -> None:
     for document in rendered(values):
         if document["kind"] not in CUSTOM:
             kubernetes_validate.validate(document, version, strict=True)
+        for template in pod_templates(document).values():
+            metadata = {"name": document["metadata"]["name"]}
+            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata}
+            kubernetes_validate.validate(pod | {"template": template}, version, strict=True)
 
 
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:
@@ -206,8 +222,12 @@ def test_a_pool_may_run_as_many_engines_as_it_can_have_pods(tmp_path: Path) -> N
     """Or pods would wait for work while batches wait for engines."""
     settings, models = (path.read_text() for path in files_of(PRODUCTION, tmp_path))
     limits = tomllib.loads(models)["engines_at_once"]
-    assert limits == {"gpu": 8, "big_gpu": 2, "remote": 2}
-    assert tomllib.loads(settings)["pools"] == {"org/it's-large": "big_gpu", "elsewhere": "remote"}
+    assert limits == {"gpu": 8, "big_gpu": 2, "two_nodes": 1, "remote": 2}
+    assert tomllib.loads(settings)["pools"] == {
+        "org/it's-large": "big_gpu",
+        "org/huge": "two_nodes",
+        "elsewhere": "remote",
+    }
 
 
 def test_a_new_model_restarts_no_pod_and_a_setting_restarts_all() -> None:
@@ -233,6 +253,51 @@ def test_a_runner_has_the_gpus_of_its_limits_and_no_slots() -> None:
     assert pod["runtimeClassName"] == "nvidia"
     remote = one(documents, "Deployment", "by-runner-remote")["spec"]["template"]["spec"]
     assert remote["containers"][0]["resources"]["limits"] == {"memory": "2Gi"}
+
+
+def test_an_engine_over_several_nodes_is_a_group_of_pods_and_its_first_is_the_runner() -> None:
+    """The others wait for it at the address that the operator gives them."""
+    documents = rendered(PRODUCTION)
+    group = one(documents, "LeaderWorkerSet", "by-runner-two-nodes")["spec"]
+    assert (group["replicas"], group["leaderWorkerTemplate"]["size"]) == (1, 2)
+    assert group["leaderWorkerTemplate"]["restartPolicy"] == "None"
+    leader, worker = (
+        group["leaderWorkerTemplate"][f"{name}Template"] for name in ("leader", "worker")
+    )
+    (runner,), (node,) = (each["spec"]["containers"] for each in (leader, worker))
+    assert runner["args"][:3] == ["batchyard", "worker", "two_nodes"]
+    assert node["args"] == ["batchyard", "engine-node"]
+    assert leader["metadata"] == worker["metadata"]
+    assert runner["resources"] == node["resources"]
+    assert node["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    # Prometheus would find nothing there.
+    assert "ports" not in node
+
+
+def test_only_the_nodes_of_a_pool_can_connect_to_each_other() -> None:
+    documents = rendered(PRODUCTION)
+    policy = one(documents, "NetworkPolicy", "by-runner-two-nodes")["spec"]
+    (rule,) = policy["ingress"]
+    assert rule == {"from": [{"podSelector": policy["podSelector"]}]}
+    group = one(documents, "LeaderWorkerSet", "by-runner-two-nodes")
+    wanted = policy["podSelector"]["matchLabels"].items()
+    for name, template in pod_templates(group).items():
+        assert wanted <= template["metadata"]["labels"].items(), name
+    gpu = one(documents, "Deployment", "by-runner-gpu")["spec"]["template"]
+    assert not wanted <= gpu["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("runner", "words"),
+    [
+        ({"pool": "gpu"}, "models: m needs 2 nodes, so its pool gpu needs as many in runners"),
+        ({"pool": "gpu", "nodes": 2, "keda": {"enabled": True}}, "which keda cannot scale"),
+        ({"pool": "gpu", "nodes": 0}, "minimum: got 0, want 1"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused(runner: Document, words: str) -> None:
+    models = [{"model": "m", "nodes": 2, "options": "-dp 2"}]
+    assert words in refused(SMALLEST, {"models": models, "runners": [runner]})
 
 
 @every_values_file

@@ -12,10 +12,14 @@ import pytest
 import yaml
 from sqlalchemy import text
 
+from batchyard.engine.vllm.nodes import link
+from batchyard.engine.vllm.nodes.link import DEFAULT_PORT
 from batchyard.errors import BatchyardError
 from batchyard.settings import Settings
 from batchyard.settings_sources import OTHER_VARIABLES
 from batchyard.store import RunnerKind, open_store, upgrade
+from blocks import VllmEngineBlock
+from commands.prefect.deploy_file import read_deploy_file
 from tests.deploy.tools import ROOT, rendered
 from tests.pages import block
 from tests.services.postgres import postgres_for_session
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 PAGE = "docs/deploy/several-machines.md"
 MACHINES = (ROOT / PAGE).read_text()
 KUBERNETES = "docs/deploy/kubernetes.md"
+NODES = "docs/deploy/several-machines-per-model.md"
 CELLS = {"", "same", "own", "deployment"}
 
 # The calls of the S3 client, and the right that each of them needs.
@@ -170,3 +175,28 @@ def test_the_values_on_the_page_can_be_installed(index: int, tmp_path: Path) -> 
     path.write_text(yaml.safe_dump(values))
     kinds = {each["kind"] for each in rendered(path)}
     assert ("Ingress" in kinds) is bool(index)
+
+
+def test_the_model_over_several_machines_on_the_page_can_be_deployed(tmp_path: Path) -> None:
+    path = tmp_path / "batchyard.toml"
+    path.write_text(block(NODES, "model-of-nodes"))
+    (model,) = read_deploy_file(path).models
+    assert isinstance(model.block, VllmEngineBlock)
+    assert (model.block.nodes, model.pool) == (2, "huge")
+
+
+def test_the_values_for_nodes_on_the_page_can_be_installed(tmp_path: Path) -> None:
+    values = yaml.safe_load(block(KUBERNETES, "values"))
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(values | yaml.safe_load(block(NODES, "values-of-nodes"))))
+    (group,) = (each for each in rendered(path) if each["kind"] == "LeaderWorkerSet")
+    assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
+
+
+def test_the_page_about_nodes_has_the_ports_and_the_time_of_the_code() -> None:
+    page = (ROOT / NODES).read_text()
+    assert VllmEngineBlock.model_fields["nodes_port"].default == DEFAULT_PORT
+    assert f"`nodes_port`, {DEFAULT_PORT}" in page
+    assert (link.ALIVE_SECONDS, link.SILENCE_SECONDS) == (2, 10)
+    assert "a sign of life every two seconds" in page
+    assert "nothing is heard of it for ten seconds" in page

@@ -84,8 +84,19 @@ def one(documents: list[Document], kind: str, name: str) -> Document:
 def pod_specs(documents: list[Document]) -> Iterator[tuple[str, Document]]:
     """Each pod that some document describes, with that document's kind and name."""
     for each in documents:
-        if each["kind"] in {"Deployment", "Job"}:
-            yield f"{each['kind']}/{each['metadata']['name']}", each["spec"]["template"]["spec"]
+        name = f"{each['kind']}/{each['metadata']['name']}"
+        for part, template in pod_templates(each).items():
+            yield name + part, template["spec"]
+
+
+def pod_templates(document: Document) -> dict[str, Document]:
+    """What the document makes pods of, by what its name has in addition."""
+    if document["kind"] in {"Deployment", "Job"}:
+        return {"": document["spec"]["template"]}
+    if document["kind"] == "LeaderWorkerSet":
+        group = document["spec"]["leaderWorkerTemplate"]
+        return {"/leader": group["leaderTemplate"], "/worker": group["workerTemplate"]}
+    return {}
 
 
 def refused(values: Path, patch: object) -> str:

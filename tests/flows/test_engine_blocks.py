@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ from batchyard.dispatch import PrefectApi, block_name
 from batchyard.engine.base import LivePromise
 from batchyard.engine.objective import Objective
 from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.vllm.nodes.node import Node
 from batchyard.engine.vllm.vllm import VllmEngine
 from batchyard.errors import ModelNotFound, SettingsError
 from batchyard.schedule.hours import ALWAYS, Hours, HoursWindow
+from batchyard.services.machine.secret_key import read_secret_keys
 from batchyard.settings import Settings, read_settings
 from blocks import (
     GoogleCredentialsBlock,
@@ -27,6 +30,8 @@ from blocks import (
 )
 from flows.process.worker import engine_from_block, hours_from_block
 from tests.pages import block
+from tests.patience import PATIENCE
+from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +60,31 @@ async def test_a_vllm_block_makes_an_engine_with_its_options(settings: Settings)
     engine = await engine_from_block(settings, "org/M.1")
     assert isinstance(engine, VllmEngine)
     assert engine.max_num_seqs == 7
+
+
+async def test_the_nodes_of_a_block_join_with_the_key_of_the_installation(
+    settings: Settings, tmp_path: Path
+) -> None:
+    port = free_port()
+    block = VllmEngineBlock(model="wide", options="-dp 2", nodes=2, nodes_port=port)
+    await block.save("wide")
+    engine = await engine_from_block(settings, "wide")
+    assert isinstance(engine, VllmEngine)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    keys = read_secret_keys(settings)
+    node = Node("127.0.0.1", port, secret_keys=keys, python=python, log_path=tmp_path / "log")
+    joining = asyncio.create_task(node.run())
+    await engine._nodes.gather(None, PATIENCE * 10, lambda _: None)
+    joining.cancel()
+    await asyncio.wait([joining])
+    await engine._nodes.close()
+
+
+def test_a_block_whose_options_do_not_suit_its_nodes_is_refused() -> None:
+    with pytest.raises(ValidationError, match="a multiple of 2 ranks, but the options have 1"):
+        VllmEngineBlock(model="wide", nodes=2)
 
 
 async def test_a_stored_block_that_asks_for_what_was_withdrawn_makes_an_engine_and_says_so(

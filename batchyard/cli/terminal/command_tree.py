@@ -50,6 +50,7 @@ _OURS: Final = {
     "serve": "operate.serve:serve",
     "migrate": "operate.migrate:migrate",
     "doctor": "operate.doctor:doctor",
+    "engine-node": "operate.engine_node:engine_node",
     "reconcile": "operate.upkeep:reconcile",
     "expire-files": "operate.upkeep:expire_files",
     # Earlier names, which still work in this release.

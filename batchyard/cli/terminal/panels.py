@@ -17,7 +17,7 @@ PANELS: Final = {
         *("deliveries", "deliver", "reconcile", "expire-files", "doctor"),
     ),
     "Administer": (
-        *("up", "serve", "worker", "execute", "engine", "deploy", "migrate"),
+        *("up", "serve", "worker", "execute", "engine", "engine-node", "deploy", "migrate"),
         *("tenants", "keys", "audit", "webhooks", "secrets", "storage"),
     ),
 }

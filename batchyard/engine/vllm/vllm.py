@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -30,10 +29,16 @@ from batchyard.engine.vllm.engine_log import (
 )
 from batchyard.engine.vllm.line_client import stream_lines
 from batchyard.engine.vllm.lora import are_here, lora_options, module_names
+from batchyard.engine.vllm.nodes.leader import Nodes
+from batchyard.engine.vllm.nodes.orders import Order
+from batchyard.engine.vllm.private_server import (
+    BASE_URL,
+    SOCKET_NAME,
+    is_healthy,
+    private_folder,
+)
 from batchyard.engine.vllm.several_servers import stream_over
 from batchyard.engine.vllm.vllm_options import (
-    CPU,
-    CPU_ALONE,
     DeviceProfile,
     EngineOptions,
     added_options,
@@ -41,6 +46,7 @@ from batchyard.engine.vllm.vllm_options import (
     detect_profile,
     engine_environment,
     is_batch_invariant,
+    suited_to,
 )
 from batchyard.engine.vllm.vllm_version import vllm_version
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
@@ -56,17 +62,12 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-BASE_URL = "http://engine"
 SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 """The one server process that ``vllm serve`` runs, from vLLM 0.32 on."""
 SERVERS_SCRIPT = Path(__file__).with_name("serve_script.py")
 """What starts several of them."""
 MIDDLEWARE = ("direct_routes.DirectRoutes", "line_stream.LineStream")
 """The last one is the outermost."""
-SOCKET_NAME = "engine.sock"
-MAX_SOCKET_PATH_BYTES = 107
-MAX_SOCKET_NAME_BYTES = 48
-"""vLLM's own sockets are named by a UUID."""
 READ_BUFFER_BYTES = 1 << 20
 REMEMBERED_LOG_LINES = 2000
 POLL_SECONDS = 0.25
@@ -103,6 +104,7 @@ class VllmEngine:
     whatever vLLM fetches by itself. ``live``: it takes live requests beside those of batches,
     whose users have ``promise``.
     ``adapters``: the folder or hub id of each LoRA adapter, by the name that bodies carry.
+    ``nodes``: the other machines that it runs on.
 
     It can be started again after :class:`~batchyard.errors.EngineLost`.
     """
@@ -121,6 +123,7 @@ class VllmEngine:
         live: bool = False,
         promise: LivePromise | None = None,
         adapters: Mapping[str, str] | None = None,
+        nodes: Nodes | None = None,
         start_timeout_seconds: float = 1800.0,
     ) -> None:
         self.model = model
@@ -139,6 +142,7 @@ class VllmEngine:
         self.is_batch_invariant = is_batch_invariant(os.environ | self._own_environment)
         self._adapters = dict(adapters or {})
         self.adapters = frozenset([*self._adapters, *module_names(options)])
+        self._nodes = nodes or Nodes()
         self._start_timeout_seconds = start_timeout_seconds
         self._running: _Running | None = None
         self._routes: Routes | None = None
@@ -186,16 +190,21 @@ class VllmEngine:
         """
         await self.stop()
         # A cancellation does not wait for it: it holds nothing, and nvidia-smi may hang.
-        await asyncio.to_thread(self._look_around)  # noqa: TID251 - see above
+        version = await asyncio.to_thread(self._look_around)  # noqa: TID251 - see above
+        on_progress = on_progress or (lambda _: None)
         try:
+            await self._nodes.gather(version, self._start_timeout_seconds, on_progress)
             running, tail = self._launch()
-        except (OSError, SettingsError) as error:
+        except BaseException as error:
+            await self._nodes.close()
+            if not isinstance(error, OSError | SettingsError):
+                raise
             raise EngineStartFailed(
                 f"cannot start the engine for model {self.model!r}: {error}"
             ) from error
         self._running = running
         try:
-            await self._wait_until_ready(running, tail, on_progress or (lambda _: None))
+            await self._wait_until_ready(running, tail, on_progress)
         except BaseException:
             # On any exception, cancellation included, stop the process: nothing else would.
             self._running = None
@@ -204,18 +213,21 @@ class VllmEngine:
                 running.socket_path.unlink(missing_ok=True)
             else:
                 shutil.rmtree(running.folder, ignore_errors=True)
+            await self._nodes.close()
             raise
         log.info("engine.ready", model=self.model, log=running.log_path)
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL after ten seconds; returns when every process is gone."""
         running, self._running = self._running, None
+        self._nodes.leave()
         if running is None:
             return
         try:
             await running.process.stop(STOP_GRACE_SECONDS)
         finally:
             shutil.rmtree(running.folder, ignore_errors=True)
+            await self._nodes.close()
         log.info("engine.stopped", model=self.model, exit=running.process.exit_code)
 
     async def routes(self) -> Routes | None:
@@ -276,15 +288,16 @@ class VllmEngine:
         except (aiohttp.ClientError, OSError) as error:
             raise await self._lost(error) from error
 
-    def _look_around(self) -> None:
-        """The device, and whether it and this vLLM will do."""
+    def _look_around(self) -> str | None:
+        """Check whether this vLLM will do; its version, if it says that."""
         version = vllm_version(self._python, self._environment(Path("/")))
         log.info("engine.starting", model=self.model, vllm=version or "unknown")
+        return version
 
     def _device(self) -> DeviceProfile:
         if self._profile is None:
             self._profile = detect_profile(os.environ | self._own_environment)
-        return CPU_ALONE if self._profile is CPU and self.is_batch_invariant else self._profile
+        return suited_to(self._profile, batch_invariant=self.is_batch_invariant)
 
     def _launch(self) -> tuple[_Running, LogTail]:
         folder = private_folder()
@@ -306,12 +319,14 @@ class VllmEngine:
             tail = LogTail(log_path, start=log_start)
             command, environment = self._command(folder / SOCKET_NAME), self._environment(folder)
             process = GuardedProcess(command, environment=environment, log=log_fd, scratch=folder)
+            self._nodes.lead(self._order(), process.kill)
         finally:
             os.close(log_fd)
         return _Running(process, folder, log_path, log_start), tail
 
-    def _command(self, socket_path: Path) -> list[str]:
-        words = [
+    def _order(self) -> Order:
+        """What all machines of the engine have in common."""
+        words = (
             *self._options.words,
             *lora_options(self._adapters, self._options, on_cpu=self._device().is_cpu),
             *added_options(
@@ -322,6 +337,13 @@ class VllmEngine:
                 self._media_domains,
                 live=self.is_live,
             ),
+        )
+        return Order(self._weights, words, self._own_environment, self._needs_hub)
+
+    def _command(self, socket_path: Path) -> list[str]:
+        words = [
+            *self._order().words,
+            *self._nodes.words,
             *("--uds", str(socket_path)),
             *(word for name in MIDDLEWARE for word in ("--middleware", name)),
         ]
@@ -331,9 +353,17 @@ class VllmEngine:
             words += ["--api-server-count", str(self._api_servers)]
         return [str(self._python), str(SERVERS_SCRIPT), *words]
 
+    @property
+    def _needs_hub(self) -> bool:
+        return not are_here(self._adapters.values())
+
     def _environment(self, folder: Path) -> dict[str, str]:
         # The engine's processes speak (pickle) over sockets; theirs belong where only we look.
-        own = {"VLLM_RPC_BASE_PATH": str(folder), **self._own_environment}
+        own = {
+            "VLLM_RPC_BASE_PATH": str(folder),
+            **self._nodes.environment,
+            **self._own_environment,
+        }
         if self._api_servers > 1:
             # vLLM sets it itself, but too late for servers that are copies of its first process
             # (`infra/engine`): they would have no metrics.
@@ -343,7 +373,7 @@ class VllmEngine:
             own,
             weights=self._weights,
             options=self._options,
-            needs_hub=not are_here(self._adapters.values()),
+            needs_hub=self._needs_hub,
             profile=self._device(),
             python_path=Path(line_stream.__file__).parent,
             follows_media_redirects=self._media_domains is None,
@@ -374,6 +404,8 @@ class VllmEngine:
                     async with asyncio.timeout(POLL_SECONDS):
                         await running.process.wait()
         seen.extend(tail.rest())
+        if (loss := self._nodes.loss) is not None:
+            raise self._start_failure(running, f"was ended: {loss.reason}", loss.log)
         how = f"ended with exit code {running.process.exit_code}"
         raise self._start_failure(running, how, cause_of(seen))
 
@@ -404,28 +436,13 @@ class VllmEngine:
                 await running.process.wait()
         code = running.process.exit_code
         how = "" if code is None else f"; it ended with exit code {code}"
+        kind = EngineLost
+        if (loss := self._nodes.loss) is not None:
+            how, kind = f"; {loss.reason}", loss.error
         with contextlib.suppress(OSError):
             # The log is on this machine, and in a pod it goes with the pod.
             for line in cause_of_loss(running.log_path, running.log_start):
                 log.warning("engine.log", line, model=self.model)
-        return EngineLost(
+        return kind(
             f"lost the engine for model {self.model!r}: {error}{how}; its log: {running.log_path}"
         )
-
-
-async def is_healthy(session: aiohttp.ClientSession) -> bool:
-    """Whether the engine answers ``/health`` with 200. Raises nothing for a lost connection."""
-    try:
-        async with session.get(f"{BASE_URL}/health") as response:
-            return response.status == 200
-    except (aiohttp.ClientError, OSError):
-        return False
-
-
-def private_folder() -> Path:
-    """A new folder that only we use, with a path short enough for the sockets in it."""
-    folder = tempfile.mkdtemp(prefix="batchyard-")
-    if len(os.fsencode(folder)) + MAX_SOCKET_NAME_BYTES > MAX_SOCKET_PATH_BYTES:
-        Path(folder).rmdir()
-        folder = tempfile.mkdtemp(prefix="batchyard-", dir="/tmp")
-    return Path(folder)

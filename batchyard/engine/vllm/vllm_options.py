@@ -53,6 +53,12 @@ _ONE_SERVER = (
 _BATCH_INVARIANT: Final = "VLLM_BATCH_INVARIANT"
 _CORES_OF_A_SERVER: Final = 4
 _MOST_SERVERS: Final = 4
+_SHORT_NAMES: Final = {
+    "tp": "tensor-parallel-size",
+    "dp": "data-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "pcp": "prefill-context-parallel-size",
+}
 _MULTIPLIERS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
@@ -98,6 +104,11 @@ def profile_of_gpu(memory_mib: int, name: str) -> DeviceProfile:
     """As vLLM 0.32 decides: 70 GiB and more is large, but not an A100, which it slows down."""
     is_large = memory_mib >= 70 * 1024 and "a100" not in name.lower()
     return CUDA_LARGE if is_large else CUDA_SMALL
+
+
+def suited_to(profile: DeviceProfile, *, batch_invariant: bool) -> DeviceProfile:
+    """The same device, for answers that may not depend on what runs beside them."""
+    return CPU_ALONE if profile is CPU and batch_invariant else profile
 
 
 class EngineOptions:
@@ -183,7 +194,7 @@ def _parse(words: Sequence[str]) -> dict[str, str]:
 
 def _name(option: str) -> str:
     name = option.lstrip("-").replace("_", "-")
-    return {"tp": "tensor-parallel-size", "dp": "data-parallel-size"}.get(name, name)
+    return _SHORT_NAMES.get(name, name)
 
 
 def chunks_prefill(model: str, options: EngineOptions) -> bool:
@@ -370,6 +381,11 @@ def is_path(value: str) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return Path(value).exists()
     return False
+
+
+def is_missing_path(weights: str) -> bool:
+    """Whether this can only be a path, and nothing is there: vLLM would ask the hub for it."""
+    return weights.startswith(("/", "./", "../", "~")) and not is_path(weights)
 
 
 def memory_bytes() -> int:

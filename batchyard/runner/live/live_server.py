@@ -29,7 +29,7 @@ from batchyard.engine.live_answers import (
     USAGE_ON_REQUEST,
     AnswerMeter,
 )
-from batchyard.engine.vllm.vllm import is_healthy, private_folder
+from batchyard.engine.vllm.private_server import is_healthy, private_folder
 from batchyard.errors import EngineLost, StoreError
 from batchyard.lines.endpoints import LIVE
 from batchyard.logs import event_logger

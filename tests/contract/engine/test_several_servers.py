@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from batchyard.engine.base import Abort, NoAnswer
 from batchyard.engine.middleware import line_frames
 from batchyard.engine.vllm import vllm
+from batchyard.engine.vllm.private_server import BASE_URL
 from batchyard.errors import EngineLost
 from tests.contract.engine.conftest import chat_body, request, require_vllm, slow_body, vllm_engine
 from tests.patience import PATIENCE
@@ -100,7 +101,7 @@ async def test_a_server_that_is_killed_ends_the_engine_which_can_be_started_agai
         headers = {line_frames.TIMEOUT_HEADER: "1"}
         async with (
             engine._session() as session,
-            session.post(vllm.BASE_URL + line_frames.PATH, headers=headers) as response,
+            session.post(BASE_URL + line_frames.PATH, headers=headers) as response,
         ):
             server = int(response.headers[line_frames.SERVER_HEADER])
         os.kill(server, signal.SIGKILL)

@@ -2,7 +2,8 @@
 
 A real server with the real middleware on a real socket, started within a second: it takes the
 same options, writes the same log lines, and has a child that ignores SIGTERM, as an engine core
-deep in a kernel launch does. ``FAKE_VLLM`` names how it misbehaves.
+deep in a kernel launch does. With ``--headless`` it is a node, without a server.
+``FAKE_VLLM`` names how it misbehaves.
 """
 
 from __future__ import annotations
@@ -61,12 +62,22 @@ async def app(
     await send({"type": "http.response.body", "body": body})
 
 
+def be_a_node() -> None:
+    """Without a server: until it is ended."""
+    if MODE == "node fails":
+        sys.exit("(EngineCore pid=2) ERROR 11-20 15:40:31 [core.py:1] ValueError: no such device")
+    sys.stdout.write(f"host {os.environ['VLLM_HOST_IP']} words {' '.join(sys.argv[2:])}\n")
+    time.sleep(99)
+
+
 def main() -> None:
     subprocess.Popen([sys.executable, "-c", STUBBORN_CHILD])
     sys.stdout.write("(APIServer pid=1) INFO 11-20 15:40:31 [a.py:1] Resolved architecture: Fake\n")
+    if "--headless" in sys.argv:
+        be_a_node()
     if MODE == "fail":
         sys.exit("(EngineCore pid=2) ERROR 11-20 15:40:31 [core.py:1] ValueError: no such thing")
-    if MODE == "hang":
+    if MODE in {"hang", "node fails"}:
         time.sleep(99)
     option = dict(zip(sys.argv, sys.argv[1:], strict=False))
     module, name = option["--middleware"].split(".")

@@ -70,10 +70,10 @@ def content_of(folder: Path) -> list[Path]:
     return list(folder.iterdir())
 
 
-def own_engine(python: Path, log_path: Path, mode: str) -> subprocess.Popen[str]:
+def own_engine(python: Path, log_path: Path, mode: str, *leads: str) -> subprocess.Popen[str]:
     """``owner.py`` in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("owner.py"), python, log_path, mode],
+        [sys.executable, Path(__file__).with_name("owner.py"), python, log_path, mode, *leads],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from batchyard.engine.vllm.vllm import private_folder
+from batchyard.engine.vllm.private_server import private_folder
 from batchyard.metrics.exporter import scrape
 from batchyard.metrics.exporter.page import make_page
 from batchyard.metrics.exporter.server import application

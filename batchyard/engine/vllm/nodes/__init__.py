@@ -1,0 +1,1 @@
+"""One engine over several machines: a leader, which has the API servers, and nodes that join it."""
