@@ -16,8 +16,9 @@ KIND: Final = ServerKind(
     ),
     is_it=lambda pages: pages.owner == "infinity",
     seats_page=MODELS,
-    # It makes batches of so many texts, of whatever requests.
+    # It makes batches of so many texts, of whatever requests, and prepares others meanwhile.
     seats=lambda pages: as_seats(dig(pages.json(MODELS), "data", 0, "stats", "batch_size")),
+    seats_are_known=False,
     without_v1=True,
     ignored={"/v1/embeddings": frozenset({"user"})},
     usage=Usage.CHARACTERS,

@@ -111,6 +111,9 @@ class ServerKind:
     """Where it says how many requests it runs at once."""
     seats: Callable[[Pages], int | None] = _nothing
     """How many it runs at once, by that page."""
+    seats_are_known: bool = True
+    """Whether that is what it says. False: only what to begin with, where the best number is to be
+    found; a server that nobody else uses is not searched."""
     gauges: Gauges | None = None
     """What its ``/metrics`` count; None: nothing that we can go by."""
     without_v1: bool = False

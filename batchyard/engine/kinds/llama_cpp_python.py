@@ -17,8 +17,9 @@ KIND: Final = ServerKind(
         at_once="one",
     ),
     is_it=lambda pages: isinstance(pages.title, str) and "llama.cpp Python API" in pages.title,
-    # One model behind one lock: others wait until it is free.
+    # One model behind one lock: others wait until it is free. A second one saves the way there.
     seats=lambda _: 1,
+    seats_are_known=False,
     ignored={
         "/v1/chat/completions": _NO_EFFECT,
         "/v1/completions": _NO_EFFECT | {"best_of"},

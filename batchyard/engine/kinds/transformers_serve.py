@@ -22,6 +22,7 @@ KIND: Final = ServerKind(
     # One after the other, unless it was started with `--continuous-batching`, which it does not
     # tell.
     seats=lambda _: 1,
+    seats_are_known=False,
     ignored={
         "/v1/chat/completions": frozenset(
             {
