@@ -13,6 +13,7 @@ server's queue counts against the number.
 
 from __future__ import annotations
 
+from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,13 +27,19 @@ _GAIN: Final = 1.04
 """A larger number is taken from this gain on."""
 _LOSS: Final = 0.97
 """A smaller number is taken up to this loss: users, and our own requests, wait for less long."""
-_MARGINS: Final = (0.16, 0.08, 0.0)
-"""Two numbers are compared up to three times, unless they differ by so much more before."""
+_MARGINS: Final = (0.16, 0.08, 0.06, 0.04, 0.0)
+"""Two numbers are compared up to five times, unless they differ by so much more before. Where they
+are about as good, that costs nothing."""
 _SECONDS: Final = 1.0
 _ANSWERS: Final = 6
 """The least that one measurement takes."""
+_TURNS: Final = 2
+"""So many times as many answers as the number belong to a measurement; to the first one half."""
 _FULL: Final = 0.75
 """So much of a number has to be in flight on average, or it was not measured."""
+_PATIENCE: Final = 5.0
+"""A number that takes so many times as long to measure as the best is not as good. Twice as many
+requests wait for twice as long where nothing is gained."""
 _FIRST_HOLD_SECONDS: Final = 30.0
 _LONGEST_HOLD_SECONDS: Final = 480.0
 """How long a number is kept: twice as long each time that it is found to be right. A look at twice
@@ -50,7 +57,10 @@ class Search:
         self._best = first
         self._of_best: list[float] = []
         """The speeds that were measured with it since the last look began."""
-        self._trial = _Trial(0, 0.0)
+        self._best_seconds = 0.0
+        """How long it took to measure it."""
+        self._turns = 1
+        self._trial = _Trial(0, 0.0, first, 0.0)
         self._steps = self._search()
         self.number = next(self._steps)
         """What may be in flight now."""
@@ -67,40 +77,48 @@ class Search:
     ) -> None:
         """A request was answered; ``in_flight`` are left. ``work``: what it was, in any unit."""
         self._trial.answered(now, in_flight, work=work, sent_at=sent_at, sequences=sequences)
-        if (seen := self._trial.seen(now, self.number)) is not None:
+        if (seen := self._trial.seen(now, self._turns * self.number)) is not None:
             self._go_on(now, in_flight, seen)
 
     def refused(self, now: float, in_flight: int, *, sent_at: float) -> None:
         """A request was refused; ``in_flight`` are left.
 
-        It says something of the number only if it was sent with it, and if about as many were
-        there: a server that is away, or has another reason, refuses single requests too.
+        It says something of the number only if it was sent with it, and if others were there: a
+        server that is away refuses each.
         """
         self.passes(now, in_flight)
-        if sent_at >= self._changed_at and in_flight >= self.number // 2:
+        if sent_at >= self._changed_at and in_flight > 0:
             self._go_on(now, in_flight, None)
 
     def _go_on(self, now: float, in_flight: int, seen: _Seen | None) -> None:
         number = self._steps.send(seen)
         if number != self.number:
             self.number, self._changed_at = number, now
-        self._trial = _Trial(in_flight, now)
+        most = inf if number == self._best else _PATIENCE * max(_SECONDS, self._best_seconds)
+        self._trial = _Trial(
+            in_flight,
+            now,
+            max(in_flight, self._turns * number),
+            self._changed_at,
+            most_seconds=most,
+        )
 
     # -- what follows from it ---------------------------------------------------------------
 
     def _search(self) -> _Steps[None]:
-        seconds = 0.0
+        seconds, has_fallen = 0.0, False
         while True:
             before = self._best
+            ways = (self._go_down, self._go_up) if has_fallen else (self._go_up, self._go_down)
             try:
-                yield from self._go_up()
-                if self._best == before:
-                    yield from self._go_down()
+                for way in ways:
+                    if self._best == before:
+                        yield from way()
                 is_same = seconds and self._best == before
                 seconds = (
                     min(_LONGEST_HOLD_SECONDS, 2 * seconds) if is_same else _FIRST_HOLD_SECONDS
                 )
-                yield from self._hold(seconds)
+                has_fallen = yield from self._hold(seconds)
             except _Refused:
                 self._best = max(1, self._best * 3 // 4)
                 seconds = _FIRST_HOLD_SECONDS
@@ -129,14 +147,17 @@ class Search:
         """Whether it has this gain over the best, and is the best from now on."""
         of_other: list[float] = []
         for margin in _MARGINS:
+            self._turns = _TURNS if of_other else 1
             if len(self._of_best) <= len(of_other):
                 yield from self._measure_best()
-            of_other.append((yield from _measured(other)).speed)
+            seen = yield from _measured(other)
+            of_other.append(seen.speed)
             difference = fmean(of_other) / fmean(self._of_best) - gain
             if abs(difference) >= margin:
                 break
         if difference >= 0:
             self._best, self._of_best = other, of_other[-1:]
+            self._best_seconds = seen.seconds
         return difference >= 0
 
     def _measure_best(self) -> _Steps[None]:
@@ -148,17 +169,20 @@ class Search:
         # A request of more sequences than may be in flight runs alone.
         self._best = max(self._best, min(MOST, round(seen.in_flight)))
         self._of_best.append(seen.speed)
+        self._best_seconds = seen.seconds
 
-    def _hold(self, seconds: float) -> _Steps[None]:
+    def _hold(self, seconds: float) -> _Steps[bool]:
+        """Return after so long, or when the server has become slower, and whether it has."""
         began: float | None = None
         of_best, falls = fmean(self._of_best), 0
         while falls < 2:
             seen = yield from _measured(self._best)
             began = seen.at if began is None else began
             if seen.at - began >= seconds:
-                return
+                return False
             has_fallen = seen.in_flight >= _FULL * self._best and seen.speed < _FALLEN * of_best
             falls = falls + 1 if has_fallen else 0
+        return True
 
 
 class _Refused(Exception):
@@ -166,11 +190,16 @@ class _Refused(Exception):
 
 
 class _Seen(NamedTuple):
-    """One measurement: work per second, sequences in flight on average, and when it ended."""
+    """One measurement."""
 
     speed: float
+    """Work per second; 0: so little that it took too long."""
     in_flight: float
+    """Sequences, on average."""
     at: float
+    """When it ended."""
+    seconds: float
+    """How long it took."""
 
 
 if TYPE_CHECKING:
@@ -189,11 +218,17 @@ def _measured(number: int) -> _Steps[_Seen]:
 
 
 class _Trial:
-    """One measurement, of requests that are sent after those that are there now have ended."""
+    """One measurement, of requests that are sent after ``earlier`` sequences were answered.
 
-    def __init__(self, in_flight: int, now: float) -> None:
-        self._earlier = in_flight
-        self._began = self._at = now
+    Those that were sent before were there together with fewer, or with more.
+    """
+
+    def __init__(
+        self, in_flight: int, now: float, earlier: int, since: float, *, most_seconds: float = inf
+    ) -> None:
+        self._earlier, self._since = earlier, since
+        self._created = self._began = self._at = now
+        self._most_seconds = most_seconds
         self._in_flight = in_flight
         self._sequence_seconds = 0.0
         self._answers = self._sequences = 0
@@ -213,17 +248,20 @@ class _Trial:
             self._earlier -= sequences
             if self._earlier <= 0:
                 self._began, self._sequence_seconds = now, 0.0
-        elif sent_at >= self._began:
-            self._answers += 1
+        else:
             self._sequences += sequences
-            self._work += work
-            self._seconds += sequences * (now - sent_at)
+            if sent_at >= self._since:
+                self._answers += 1
+                self._work += work
+                self._seconds += sequences * (now - sent_at)
 
-    def seen(self, now: float, number: int) -> _Seen | None:
-        """What was measured; None: that takes longer."""
-        seconds = now - self._began
-        is_enough = self._answers >= _ANSWERS and self._sequences >= number
+    def seen(self, now: float, sequences: int) -> _Seen | None:
+        """What was measured; None: that takes longer, as fewer than so many were answered."""
+        seconds, whole = now - self._began, now - self._created
+        if whole > self._most_seconds:
+            return _Seen(0.0, 0.0, now, whole)
+        is_enough = self._answers >= _ANSWERS and self._sequences >= sequences
         if not is_enough or seconds < _SECONDS or self._seconds <= 0:
             return None
         mean = self._sequence_seconds / seconds
-        return _Seen(mean * self._work / self._seconds, mean, now)
+        return _Seen(mean * self._work / self._seconds, mean, now, whole)
