@@ -106,10 +106,10 @@ class Search:
     # -- what follows from it ---------------------------------------------------------------
 
     def _search(self) -> _Steps[None]:
-        seconds, has_fallen = 0.0, False
+        seconds = 0.0
+        ways = up_first = [self._go_up, self._go_down]
         while True:
             before = self._best
-            ways = (self._go_down, self._go_up) if has_fallen else (self._go_up, self._go_down)
             try:
                 for way in ways:
                     if self._best == before:
@@ -119,9 +119,10 @@ class Search:
                     min(_LONGEST_HOLD_SECONDS, 2 * seconds) if is_same else _FIRST_HOLD_SECONDS
                 )
                 has_fallen = yield from self._hold(seconds)
+                ways = up_first[::-1] if has_fallen else up_first
             except _Refused:
-                self._best = max(1, self._best * 3 // 4)
-                seconds = _FIRST_HOLD_SECONDS
+                self._best = max(1, self.number * 3 // 4)
+                seconds, ways = 0.0, []
             self._of_best = []
 
     def _go_up(self) -> _Steps[None]:
@@ -173,6 +174,8 @@ class Search:
 
     def _hold(self, seconds: float) -> _Steps[bool]:
         """Return after so long, or when the server has become slower, and whether it has."""
+        if not self._of_best:
+            yield from self._measure_best()
         began: float | None = None
         of_best, falls = fmean(self._of_best), 0
         while falls < 2:
@@ -236,6 +239,9 @@ class _Trial:
 
     def passes(self, now: float, in_flight: int) -> None:
         """So many are in flight from now on."""
+        if not self._in_flight and not self._sequences:
+            # Nothing was there to be measured until now.
+            self._created = self._began = self._at = now
         self._sequence_seconds += self._in_flight * (now - self._at)
         self._in_flight, self._at = in_flight, now
 

@@ -258,6 +258,16 @@ def test_too_few_lines_do_not_count_against_a_number() -> None:
     assert server.run(60, search) >= 0.95 * to_a_limit(64)
 
 
+def test_a_number_with_which_a_server_is_much_slower_is_left_soon() -> None:
+    """Not only when all requests that were sent with it have been answered, and as many again."""
+    search = Search(FIRST)
+    server = Server(lambda count: 100.0 * count if count <= FIRST else 5.0 * count)
+    server.now = 10_000.0
+    server.run(28, search)
+    assert search.number <= FIRST
+    assert server.now - 10_000 < 35
+
+
 def test_requests_of_more_sequences_than_may_be_in_flight_do_not_stop_the_search() -> None:
     """One of them runs alone with the first number: twice that would still be one."""
     server = Server(lambda count: 300.0 * min(count, 4), sequences=32)
