@@ -2,11 +2,11 @@
 
 ``python -m benchmarks.other_servers [NAME …]`` starts servers, one after the other: those of
 `make test-engines`, and a vLLM that does not say how many requests it runs at once. Each gets the
-same requests through the same window: with fixed numbers in flight, in turns, before and after a
-batch for which nobody says a number. It prints answers per second. The batch's whole run counts,
-its search included, as a part of the best fixed number; and the number on which it spent most of
-its second half, with what that had among the fixed ones. The servers and the clients share the
-machine, so only the ratios within one run mean something.
+same requests through the same window. First a batch for which nobody says a number: its whole run
+counts, with the search in it. Then fixed numbers in flight and what was found, in turns; what was
+found is searched for on. It prints answers per second, both as a part of those with the best fixed
+number, and the number that was found. The servers and the clients share the machine, so only the
+ratios within one run mean something.
 
 With ``--scale 0.3`` each part is shorter, for a look.
 """
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from batchyard.results.results import ResultLine
 
-ROUNDS: Final = 2
-"""Before the batch, and as many after it."""
+ROUNDS: Final = 3
 _VLLM: Final = "vLLM"
 _WARM_SECONDS: Final = 0.5
 _CHAT, _EMBED = "/v1/chat/completions", "/v1/embeddings"
@@ -84,8 +83,7 @@ class _Counter:
         self.began = time.monotonic()
         self.answered: list[float] = []
         self.numbers: Counter[int] = Counter()
-        """The number in flight that was allowed, by answers in the second half."""
-        self.refused = 0
+        """The numbers in flight that were allowed, by how many answers."""
 
     def rate(self, start: float, end: float) -> float:
         """Answers per second between two moments after the beginning."""
@@ -101,8 +99,7 @@ async def _send(engine: RemoteEngine, case: Case, seconds: float) -> _Counter:
             at = time.monotonic() - counter.began
             assert result.engine_status == 200, result
             counter.answered.append(at)
-            if at > seconds / 2:
-                counter.numbers[window.limit] += 1
+            counter.numbers[window.limit] += 1
 
         for ordinal in itertools.count():
             if time.monotonic() - counter.began > seconds:
@@ -131,33 +128,27 @@ async def _compare(name: str, url: str, model: str, scale: float) -> str:
     fixed = _Fixed(url, model, exclusive=True)
     found = RemoteEngine(url, model)
     await fixed.start()
-    speeds: dict[int, list[float]] = {number: [] for number in case.fixed}
-    seconds = max(2.0, scale * case.seconds)
-
-    async def rounds() -> None:
-        for _ in range(ROUNDS):
-            for number, seen in speeds.items():
-                fixed.number = number
-                counter = await _send(fixed, case, seconds)
-                seen.append(counter.rate(_WARM_SECONDS, seconds))
-
-    fixed.number = 2
-    await _send(fixed, case, 2.0)
-    await rounds()
     await found.start()
-    whole = scale * case.found_seconds
-    counter = await _send(found, case, whole)
+    await _send(fixed, case, 2.0)
+    whole, seconds = scale * case.found_seconds, max(2.0, scale * case.seconds)
+    run = (await _send(found, case, whole)).rate(0, whole)
+    numbers: Counter[int] = Counter()
+    speeds: dict[int | None, list[float]] = {number: [] for number in (*case.fixed, None)}
+    for _ in range(ROUNDS):
+        for number, seen in speeds.items():
+            fixed.number = number or 1
+            counter = await _send(found if number is None else fixed, case, seconds)
+            seen.append(counter.rate(_WARM_SECONDS, seconds))
+            if number is None:
+                numbers += counter.numbers
     await found.stop()
-    await rounds()
     await fixed.stop()
     median = {number: statistics.median(seen) for number, seen in speeds.items()}
-    best = max(median.values())
-    (number, _), *_ = counter.numbers.most_common(1)
-    of_number = f"{median[number] / best:.2f}" if number in median else "–"
+    best = max(median[number] for number in case.fixed)
+    ((number, _),) = numbers.most_common(1)
     cells = [f"{median[number]:.0f}" if number in median else "" for number in _MANY]
-    run, half = counter.rate(0, whole), counter.rate(whole / 2, whole)
-    cells += [f"{run:.0f}", f"{run / best:.2f}", f"{half / best:.2f}", f"{number}", of_number]
-    return f"| {name} | {' | '.join(cells)} |"
+    cells += [f"{run:.0f}", f"{run / best:.2f}", f"{median[None]:.0f} with {number}"]
+    return f"| {name} | {' | '.join([*cells, f'{median[None] / best:.2f}'])} |"
 
 
 @contextlib.asynccontextmanager
@@ -190,7 +181,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--scale", type=float, default=1.0, help="of the time of each part")
     given = parser.parse_args()
-    heads = ["server", *map(str, _MANY), "found", "whole run", "second half", "number", "its part"]
+    heads = ["server", *map(str, _MANY), "whole run", "of the best", "then", "of the best"]
     print(f"| {' | '.join(heads)} |")
     print("|---" * len(heads) + "|", flush=True)
     for name in given.names:

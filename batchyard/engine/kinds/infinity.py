@@ -12,7 +12,7 @@ KIND: Final = ServerKind(
         "0.0.78",
         is_run=True,
         works=("/v1/embeddings",),
-        at_once="the texts of one batch (`--batch-size`)",
+        at_once="found, from a quarter of the texts of one batch (`--batch-size`) on",
     ),
     is_it=lambda pages: pages.owner == "infinity",
     seats_page=MODELS,

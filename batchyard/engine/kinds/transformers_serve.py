@@ -14,7 +14,8 @@ KIND: Final = ServerKind(
         "5.24.0",
         is_run=True,
         works=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
-        at_once="one; with `--continuous-batching` more, which it does not tell",
+        at_once="one; with `--continuous-batching` more, which it does not tell; found, "
+        "from one on",
     ),
     is_it=lambda pages: (
         pages.title == "FastAPI" and set(dig(pages.json(OPENAPI), "paths") or ()) >= _PATHS

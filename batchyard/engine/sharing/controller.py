@@ -244,7 +244,9 @@ class ShareController:
         """Whether one more request may be sent now."""
         if self._is_blind:
             return self.sequences < self.share(now)
-        if now - self._observed_at > STALE_SECONDS or self._waiting > 0 or now < self._next_at:
+        if now - self._observed_at > STALE_SECONDS or now < self._next_at:
+            return False
+        if self._waiting > 0 and not self._waits_for_itself:
             return False
         if self.objective is None:
             return self.sequences < min(self._room, math.floor(self.share(now)))
@@ -286,9 +288,16 @@ class ShareController:
     def _floor(self) -> float:
         return max(1.0, self.seats / FLOOR)
 
+    @property
+    def _waits_for_itself(self) -> bool:
+        """Whether what waits is ours. How much of it makes a server faster is what is searched."""
+        return self.search is not None and self._is_quiet
+
     def _note_quiet(self, seconds: float, seen: Observation) -> None:
         # One request more than ours may be one of ours that has just ended.
-        has_company = seen.waiting > 0 or seen.live >= 2 or min(seen.live, self._live) >= 1
+        has_company = seen.live >= 2 or min(seen.live, self._live) >= 1
+        if self.search is None:
+            has_company = has_company or seen.waiting > 0
         weight = 1 - math.exp(-seconds / QUIET_SECONDS)
         self._mean_live += weight * (min(1.0, seen.live) - self._mean_live)
         self._is_quiet = self._mean_live < QUIET and not has_company

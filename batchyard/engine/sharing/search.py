@@ -14,7 +14,7 @@ server's queue counts against the number.
 from __future__ import annotations
 
 from math import inf
-from statistics import fmean
+from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ _TURNS: Final = 2
 """So many times as many answers as the number belong to a measurement; to the first one half."""
 _FULL: Final = 0.75
 """So much of a number has to be in flight on average, or it was not measured."""
+_TRIES: Final = 3
+"""Where it is not so full as often, it cannot be."""
 _PATIENCE: Final = 5.0
 """A number that takes so many times as long to measure as the best is not as good. Twice as many
 requests wait for twice as long where nothing is gained."""
@@ -77,7 +79,7 @@ class Search:
     ) -> None:
         """A request was answered; ``in_flight`` are left. ``work``: what it was, in any unit."""
         self._trial.answered(now, in_flight, work=work, sent_at=sent_at, sequences=sequences)
-        if (seen := self._trial.seen(now, self._turns * self.number)) is not None:
+        if (seen := self._trial.seen(now, self.number, self._turns)) is not None:
             self._go_on(now, in_flight, seen)
 
     def refused(self, now: float, in_flight: int, *, sent_at: float) -> None:
@@ -151,15 +153,24 @@ class Search:
             self._turns = _TURNS if of_other else 1
             if len(self._of_best) <= len(of_other):
                 yield from self._measure_best()
-            seen = yield from _measured(other)
+            seen = yield from self._measure(other)
             of_other.append(seen.speed)
-            difference = fmean(of_other) / fmean(self._of_best) - gain
-            if abs(difference) >= margin:
+            difference = median(of_other) / median(self._of_best) - gain
+            # One bad moment is not to end the way up.
+            is_enough = difference > 0 or other < self._best or len(of_other) > 1
+            if not seen.speed or (is_enough and abs(difference) >= margin):
                 break
         if difference >= 0:
             self._best, self._of_best = other, of_other[-1:]
             self._best_seconds = seen.seconds
         return difference >= 0
+
+    def _measure(self, other: int) -> _Steps[_Seen]:
+        for _ in range(_TRIES):
+            seen = yield from _measured(other)
+            if not seen.speed or seen.in_flight >= _FULL * other:
+                break
+        return seen
 
     def _measure_best(self) -> _Steps[None]:
         while True:
@@ -177,7 +188,7 @@ class Search:
         if not self._of_best:
             yield from self._measure_best()
         began: float | None = None
-        of_best, falls = fmean(self._of_best), 0
+        of_best, falls = median(self._of_best), 0
         while falls < 2:
             seen = yield from _measured(self._best)
             began = seen.at if began is None else began
@@ -261,13 +272,13 @@ class _Trial:
                 self._work += work
                 self._seconds += sequences * (now - sent_at)
 
-    def seen(self, now: float, sequences: int) -> _Seen | None:
-        """What was measured; None: that takes longer, as fewer than so many were answered."""
+    def seen(self, now: float, number: int, turns: int) -> _Seen | None:
+        """What was measured; None: that takes longer."""
         seconds, whole = now - self._began, now - self._created
         if whole > self._most_seconds:
             return _Seen(0.0, 0.0, now, whole)
-        is_enough = self._answers >= _ANSWERS and self._sequences >= sequences
-        if not is_enough or seconds < _SECONDS or self._seconds <= 0:
+        is_enough = self._answers >= _ANSWERS and self._sequences >= turns * number
+        if not is_enough or seconds < turns * _SECONDS or self._seconds <= 0:
             return None
         mean = self._sequence_seconds / seconds
         return _Seen(mean * self._work / self._seconds, mean, now, whole)

@@ -151,6 +151,14 @@ def test_beside_others_no_more_than_a_quarter_of_a_guess_is_taken() -> None:
     assert clock.run(120) > SEATS
 
 
+def test_a_guess_may_have_requests_that_wait_while_nobody_else_is_there() -> None:
+    """They are its own: how many make the engine faster is what is found."""
+    clock = Clock(are_known=False)
+    assert clock.run(300, waiting=5) > SEATS
+    clock.run(clock.seconds + 0.5, live=3, waiting=5)
+    assert clock.run(5, live=3, waiting=5) == 0
+
+
 def test_without_a_look_at_the_engine_it_is_found_as_well() -> None:
     clock = Clock(are_known=False)
     clock.controller.unobservable()
