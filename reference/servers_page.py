@@ -65,6 +65,8 @@ def page() -> str:
     )
 
 
+_IN_FLIGHT: Final = """TABLE
+"""
 _IGNORED: Final = """The server takes these fields with a good status and does nothing with them. \
 A batch whose lines have one gets a [warning](../input-format.md), as for a field that the \
 server's own description does not name: `max_completion_tokens` of llama-cpp-python is one, and \

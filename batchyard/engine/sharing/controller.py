@@ -111,7 +111,7 @@ class ShareController:
         self._is_blind = False
         self._live = 0.0
         self._waiting = 0.0
-        self._live_before = self._mean_live = live
+        self._first_mean = self._mean_live = live
         self._is_quiet = False
         self._level = 0
         self._level_at = -math.inf
@@ -134,7 +134,7 @@ class ShareController:
         is_found = not are_known and self.objective is None and self._given_reserve is None
         self.search = Search(self.quarter) if is_found else None
         # A search begins with little, so others need not have been away for long before.
-        self._mean_live = 0.0 if is_found else self._live_before
+        self._mean_live = 0.0 if is_found else self._first_mean
 
     @property
     def quarter(self) -> int:
