@@ -38,4 +38,4 @@ def work_of(answer: EngineAnswer) -> float | None:
     if answer.status is None or not 200 <= answer.status < 300:
         return None
     usage = usage_of(answer.body)
-    return usage.output_tokens + PROMPT_WORK * (usage.input_tokens - usage.cached_tokens)
+    return usage.output_tokens + PROMPT_WORK * max(0, usage.input_tokens - usage.cached_tokens)

@@ -116,10 +116,8 @@ class Search:
                 for way in ways:
                     if self._best == before:
                         yield from way()
-                is_same = seconds and self._best == before
-                seconds = (
-                    min(_LONGEST_HOLD_SECONDS, 2 * seconds) if is_same else _FIRST_HOLD_SECONDS
-                )
+                seconds = 2 * seconds if self._best == before else 0.0
+                seconds = min(_LONGEST_HOLD_SECONDS, max(_FIRST_HOLD_SECONDS, seconds))
                 has_fallen = yield from self._hold(seconds)
                 ways = up_first[::-1] if has_fallen else up_first
             except _Refused:
@@ -128,7 +126,9 @@ class Search:
             self._of_best = []
 
     def _go_up(self) -> _Steps[None]:
+        """Double the number while that is better; below a refusal, try what lies between."""
         refused: int | None = None
+        yield from self._measure_best()
         while True:
             other = 2 * self._best if refused is None else (self._best + refused) // 2
             other = min(MOST, other)
@@ -166,6 +166,7 @@ class Search:
         return difference >= 0
 
     def _measure(self, other: int) -> _Steps[_Seen]:
+        """The last of a few measurements, unless an earlier one was full."""
         for _ in range(_TRIES):
             seen = yield from _measured(other)
             if not seen.speed or seen.in_flight >= _FULL * other:
