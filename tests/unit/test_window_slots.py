@@ -54,17 +54,20 @@ async def test_what_is_held_back_is_there_after_it_was_filled() -> None:
     assert await taken(slots) == 5
 
 
-async def test_at_the_end_one_that_waits_gets_in_however_many_are_too_many() -> None:
+async def test_at_the_end_all_that_wait_get_in_however_many_slots_are_too_many() -> None:
+    """Each lets the next one in."""
     slots = Slots(3)
     await taken(slots)
     slots.resize(1)
-    waiting = asyncio.create_task(slots.acquire())
+
+    async def submit() -> None:
+        await slots.acquire()
+        slots.release()
+
+    waiting = [asyncio.create_task(submit()) for _ in range(4)]
     await asyncio.sleep(0)
-    slots.release()
-    await asyncio.sleep(0)
-    assert not waiting.done()
     slots.end()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
 
 
 @pytest.mark.parametrize("size", [1, 7])
