@@ -59,10 +59,10 @@ _MANY: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _FEW: Final = (1, 2, 4, 8, 16)
 """Of a server that runs one after the other, what waits in it would have to be waited for."""
 CASES: Final = {
-    "infinity": Case(_EMBED, _MANY, 4.0, 120.0),
+    "infinity": Case(_EMBED, _MANY, 3.0, 180.0),
     "llama-cpp-python": Case(_CHAT, _FEW, 4.0, 90.0),
-    "transformers-serve": Case(_CHAT, _FEW, 6.0, 90.0),
-    _VLLM: Case(_CHAT, _MANY, 4.0, 120.0),
+    "transformers-serve": Case(_CHAT, _FEW, 4.0, 90.0),
+    _VLLM: Case(_CHAT, _MANY, 3.0, 180.0),
 }
 
 
