@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 3
 _VLLM: Final = "vLLM"
-_WARM_SECONDS: Final = 0.5
+_WARM_SECONDS: Final = 1.5
+"""At the beginning of each part nothing is counted: a server that others may use is looked at
+first, and its requests follow one another."""
 _CHAT, _EMBED = "/v1/chat/completions", "/v1/embeddings"
 _MOST_TOKENS: Final = (8, 32, 16)
 """Answers of several lengths, in turns."""
@@ -55,14 +57,15 @@ class Case(NamedTuple):
     found_seconds: float
 
 
-_MANY: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_MANY: Final = (1, 4, 8, 16, 32, 64, 128, 256)
 _FEW: Final = (1, 2, 4, 8, 16)
 """Of a server that runs one after the other, what waits in it would have to be waited for."""
+_ALL: Final = sorted({*_MANY, *_FEW})
 CASES: Final = {
-    "infinity": Case(_EMBED, _MANY, 3.0, 180.0),
-    "llama-cpp-python": Case(_CHAT, _FEW, 4.0, 90.0),
-    "transformers-serve": Case(_CHAT, _FEW, 4.0, 90.0),
-    _VLLM: Case(_CHAT, _MANY, 3.0, 180.0),
+    "infinity": Case(_EMBED, _MANY, 5.0, 150.0),
+    "llama-cpp-python": Case(_CHAT, _FEW, 4.0, 80.0),
+    "transformers-serve": Case(_CHAT, _FEW, 5.0, 80.0),
+    _VLLM: Case(_CHAT, _MANY, 5.0, 150.0),
 }
 
 
@@ -130,7 +133,7 @@ async def _compare(name: str, url: str, model: str, scale: float) -> str:
     await fixed.start()
     await found.start()
     await _send(fixed, case, 2.0)
-    whole, seconds = scale * case.found_seconds, max(2.0, scale * case.seconds)
+    whole, seconds = scale * case.found_seconds, max(2 * _WARM_SECONDS, scale * case.seconds)
     run = (await _send(found, case, whole)).rate(0, whole)
     numbers: Counter[int] = Counter()
     speeds: dict[int | None, list[float]] = {number: [] for number in (*case.fixed, None)}
@@ -146,7 +149,7 @@ async def _compare(name: str, url: str, model: str, scale: float) -> str:
     median = {number: statistics.median(seen) for number, seen in speeds.items()}
     best = max(median[number] for number in case.fixed)
     ((number, _),) = numbers.most_common(1)
-    cells = [f"{median[number]:.0f}" if number in median else "" for number in _MANY]
+    cells = [f"{median[number]:.0f}" if number in median else "" for number in _ALL]
     cells += [f"{run:.0f}", f"{run / best:.2f}", f"{median[None]:.0f} with {number}"]
     return f"| {name} | {' | '.join([*cells, f'{median[None] / best:.2f}'])} |"
 
@@ -181,7 +184,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--scale", type=float, default=1.0, help="of the time of each part")
     given = parser.parse_args()
-    heads = ["server", *map(str, _MANY), "whole run", "of the best", "then", "of the best"]
+    heads = ["server", *map(str, _ALL), "whole run", "of the best", "then", "of the best"]
     print(f"| {' | '.join(heads)} |")
     print("|---" * len(heads) + "|", flush=True)
     for name in given.names:

@@ -156,8 +156,9 @@ class Search:
             seen = yield from self._measure(other)
             of_other.append(seen.speed)
             difference = median(of_other) / median(self._of_best) - gain
-            # One bad moment is not to end the way up.
-            is_enough = difference > 0 or other < self._best or len(of_other) > 1
+            # One bad moment is to cost little: having fewer may be half as fast, more is hardly
+            # ever slower.
+            is_enough = (difference > 0) == (other > self._best) or len(of_other) > 2
             if not seen.speed or (is_enough and abs(difference) >= margin):
                 break
         if difference >= 0:
