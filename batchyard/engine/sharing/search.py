@@ -30,6 +30,8 @@ _LOSS: Final = 0.97
 _MARGINS: Final = (0.16, 0.08, 0.06, 0.04, 0.0)
 """Two numbers are compared up to five times, unless they differ by so much more before. Where they
 are about as good, that costs nothing."""
+_CLEAR: Final = 0.5
+"""So much is no chance, whatever it is in favour of."""
 _SECONDS: Final = 1.0
 _ANSWERS: Final = 6
 """The least that one measurement takes."""
@@ -158,8 +160,10 @@ class Search:
             difference = median(of_other) / median(self._of_best) - gain
             # One bad moment is to cost little: having fewer may be half as fast, more is hardly
             # ever slower.
-            is_enough = (difference > 0) == (other > self._best) or len(of_other) > 2
-            if not seen.speed or (is_enough and abs(difference) >= margin):
+            favours_more = (difference > 0) == (other > self._best)
+            if not seen.speed or abs(difference) >= _CLEAR:
+                break
+            if abs(difference) >= margin and (favours_more or len(of_other) > 2):
                 break
         if difference >= 0:
             self._best, self._of_best = other, of_other[-1:]
