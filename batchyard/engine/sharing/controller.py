@@ -244,9 +244,9 @@ class ShareController:
         """Whether one more request may be sent now."""
         if self._is_blind:
             return self.sequences < self.share(now)
-        if now - self._observed_at > STALE_SECONDS or now < self._next_at:
+        if now - self._observed_at > STALE_SECONDS:
             return False
-        if self._waiting > 0 and not self._waits_for_itself:
+        if not self._is_alone and (self._waiting > 0 or now < self._next_at):
             return False
         if self.objective is None:
             return self.sequences < min(self._room, math.floor(self.share(now)))
@@ -289,8 +289,11 @@ class ShareController:
         return max(1.0, self.seats / FLOOR)
 
     @property
-    def _waits_for_itself(self) -> bool:
-        """Whether what waits is ours. How much of it makes a server faster is what is searched."""
+    def _is_alone(self) -> bool:
+        """Whether what waits is ours, and nobody is delayed by requests that come together.
+
+        How much of it makes a server faster is what is searched.
+        """
         return self.search is not None and self._is_quiet
 
     def _note_quiet(self, seconds: float, seen: Observation) -> None:

@@ -159,6 +159,27 @@ def test_a_guess_may_have_requests_that_wait_while_nobody_else_is_there() -> Non
     assert clock.run(5, live=3, waiting=5) == 0
 
 
+def test_requests_follow_one_another_only_where_others_are_there() -> None:
+    """A third of a request's time would be lost each time that all of them end together."""
+    clock = Clock(are_known=False)
+    clock.run(10)
+    number = clock.controller.most
+    clock.controller.ended(clock.now, clock.sent.pop(0)[1], work=TOKENS)
+    clock.controller.ended(clock.now, clock.sent.pop(0)[1], work=TOKENS)
+    assert clock.controller.most == number
+    for _ in range(2):
+        assert clock.controller.may_send(clock.now)
+        key = object()
+        clock.controller.sent(clock.now, key, TOKENS)
+        clock.sent.append((clock.now + clock.seconds, key))
+    clock.controller.observe(clock.now, Observation(live=3))
+    for _ in range(clock.controller.in_flight - 2):
+        clock.controller.ended(clock.now, clock.sent.pop(0)[1], work=TOKENS)
+    assert clock.controller.may_send(clock.now + 1)
+    clock.controller.sent(clock.now, object(), TOKENS)
+    assert not clock.controller.may_send(clock.now)
+
+
 def test_without_a_look_at_the_engine_it_is_found_as_well() -> None:
     clock = Clock(are_known=False)
     clock.controller.unobservable()
