@@ -1,85 +1,195 @@
-"""Is what Batchyard keeps in flight on a server that says nothing, or one, as good as the best?
+"""Is what Batchyard finds to keep in flight as good as the best fixed number?
 
-``python -m benchmarks.other_servers [NAME …]`` starts the servers of `make test-engines`, one after
-the other, and sends each the same requests with several fixed numbers in flight and with the
-number that Batchyard finds for an exclusive server, in turns. It prints requests per second, and
-the second one as a part of the best fixed one. The servers and the clients share the machine, so
-only the ratios within one run mean something.
+``python -m benchmarks.other_servers [NAME …]`` starts servers, one after the other: those of
+`make test-engines`, and a vLLM that does not say how many requests it runs at once. Each gets the
+same requests through the same window. First a batch for which nobody says a number: its whole run
+counts, with the search in it. Then fixed numbers in flight and what was found, in turns; what was
+found is searched for on. It prints answers per second, both as a part of those with the best fixed
+number, and the number that was found. The servers and the clients share the machine, so only the
+ratios within one run mean something.
+
+With ``--scale 0.3`` each part is shorter, for a look.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
+import itertools
 import json
 import statistics
-import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from batchyard.engine.base import EngineRequest
 from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
+from benchmarks.open_engine import OpenEngine
+from benchmarks.timed import ENGINE_PYTHON, TINY
 from tests.engines.environments import SERVERS, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-FIXED: Final = (1, 2, 4, 8, 16, 32, 64)
+    from batchyard.results.results import ResultLine
+
 ROUNDS: Final = 3
-SECONDS: Final = 6.0
-"""Requests are sent for so long in each round."""
-_CHAT: Final = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi " * 20}]})
-_EMBED: Final = ("/v1/embeddings", {"input": "A few words about the weather. " * 4})
+_VLLM: Final = "vLLM"
+_WARM_SECONDS: Final = 1.5
+"""At the beginning of each part nothing is counted: a server that others may use is looked at
+first, and its requests follow one another."""
+_CHAT, _EMBED = "/v1/chat/completions", "/v1/embeddings"
+_MOST_TOKENS: Final = (8, 32, 16)
+"""Answers of several lengths, in turns."""
+_WORDS: Final = ["the", "weather", "in", "the", "north", "is", "cold", "and", "wet", "today"]
 
 
-def main(names: list[str]) -> None:
-    print("| server | " + " | ".join(map(str, FIXED)) + " | found | of the best |")
-    print("|---|" + "---|" * (len(FIXED) + 2))
-    for name in names or sorted(SERVERS):
-        with tempfile.TemporaryDirectory() as folder, running(name, Path(folder)) as url:
-            asyncio.run(_compare(name, url))
+class Case(NamedTuple):
+    """``fixed``: the numbers to compare with, for ``seconds`` each."""
+
+    path: str
+    fixed: tuple[int, ...]
+    seconds: float
+    found_seconds: float
 
 
-async def _compare(name: str, url: str) -> None:
-    model = SERVERS[name].model
-    path, fields = _CHAT if model == "tiny-chat" else _EMBED
-    limit = {"max_tokens": 16} if path == _CHAT[0] else {}
-    body = json.dumps({"model": model, **fields, **limit}).encode()
-    engine = RemoteEngine(url, model, exclusive=True)
-    await engine.start()
-    found = engine.window_size
-    speeds: dict[int, list[float]] = {number: [] for number in (*FIXED, found)}
-    await _speed(engine, path, body, 2)
+_MANY: Final = (1, 4, 8, 16, 32, 64, 128, 256)
+_FEW: Final = (1, 2, 4, 8, 16)
+"""Of a server that runs one after the other, what waits in it would have to be waited for."""
+_ALL: Final = sorted({*_MANY, *_FEW})
+CASES: Final = {
+    "infinity": Case(_EMBED, _MANY, 5.0, 150.0),
+    "llama-cpp-python": Case(_CHAT, _FEW, 4.0, 80.0),
+    "transformers-serve": Case(_CHAT, _FEW, 5.0, 80.0),
+    _VLLM: Case(_CHAT, _MANY, 5.0, 150.0),
+}
+
+
+class _Fixed(RemoteEngine):
+    """One with a number that somebody says."""
+
+    number = 1
+
+    @property
+    def window_size(self) -> int:
+        return self.number
+
+
+class _Counter:
+    """What came of requests, and when."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.answered: list[float] = []
+        self.numbers: Counter[int] = Counter()
+        """The numbers in flight that were allowed, by how many answers."""
+
+    def rate(self, start: float, end: float) -> float:
+        """Answers per second between two moments after the beginning."""
+        return sum(start <= at < end for at in self.answered) / (end - start)
+
+
+async def _send(engine: RemoteEngine, case: Case, seconds: float) -> _Counter:
+    """Send requests for so long, and wait for those that are left."""
+    async with Window(engine, timeout_seconds=600, hang_seconds=600) as window:
+        counter = _Counter()
+
+        def deliver(_: int, result: ResultLine) -> None:
+            at = time.monotonic() - counter.began
+            assert result.engine_status == 200, result
+            counter.answered.append(at)
+            counter.numbers[window.limit] += 1
+
+        for ordinal in itertools.count():
+            if time.monotonic() - counter.began > seconds:
+                break
+            body = _body(engine.model, case.path, ordinal)
+            request = WindowRequest(ordinal, str(ordinal), case.path, body, deliver, owner="bench")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    await window.submit(request)
+        await window.withdraw("bench", abort=False)
+    return counter
+
+
+def _body(model: str, path: str, ordinal: int) -> bytes:
+    words = " ".join(_WORDS[(ordinal + place) % len(_WORDS)] for place in range(20))
+    text = f"{ordinal} {words}"
+    if path == _EMBED:
+        return json.dumps({"model": model, "input": text}).encode()
+    limit = _MOST_TOKENS[ordinal % len(_MOST_TOKENS)]
+    message = {"role": "user", "content": text}
+    return json.dumps({"model": model, "messages": [message], "max_tokens": limit}).encode()
+
+
+async def _compare(name: str, url: str, model: str, scale: float) -> str:
+    case = CASES[name]
+    fixed = _Fixed(url, model, exclusive=True)
+    found = RemoteEngine(url, model)
+    await fixed.start()
+    await found.start()
+    await _send(fixed, case, 2.0)
+    whole, seconds = scale * case.found_seconds, max(2 * _WARM_SECONDS, scale * case.seconds)
+    run = (await _send(found, case, whole)).rate(0, whole)
+    numbers: Counter[int] = Counter()
+    speeds: dict[int | None, list[float]] = {number: [] for number in (*case.fixed, None)}
     for _ in range(ROUNDS):
         for number, seen in speeds.items():
-            seen.append(await _speed(engine, path, body, number))
-    await engine.stop()
+            fixed.number = number or 1
+            counter = await _send(found if number is None else fixed, case, seconds)
+            seen.append(counter.rate(_WARM_SECONDS, seconds))
+            if number is None:
+                numbers += counter.numbers
+    await found.stop()
+    await fixed.stop()
     median = {number: statistics.median(seen) for number, seen in speeds.items()}
-    best = max(median[number] for number in FIXED)
-    cells = [f"{median[number]:.0f}" for number in FIXED]
-    cells += [f"{median[found]:.0f} with {found}", f"{median[found] / best:.2f}"]
-    print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    best = max(median[number] for number in case.fixed)
+    ((number, _),) = numbers.most_common(1)
+    cells = [f"{median[number]:.0f}" if number in median else "" for number in _ALL]
+    cells += [f"{run:.0f}", f"{run / best:.2f}", f"{median[None]:.0f} with {number}"]
+    return f"| {name} | {' | '.join([*cells, f'{median[None] / best:.2f}'])} |"
 
 
-async def _speed(engine: RemoteEngine, path: str, body: bytes, in_flight: int) -> float:
-    """Answered requests per second, with so many in flight."""
-    free = asyncio.Semaphore(in_flight)
-    begun = time.monotonic()
+@contextlib.asynccontextmanager
+async def _served(name: str, folder: Path) -> AsyncIterator[tuple[str, str]]:
+    """URL and model of a server that runs."""
+    if name != _VLLM:
+        with running(name, folder) as url:
+            yield url, SERVERS[name].model
+        return
+    options = ["--max-model-len", "2048", "--enforce-eager"]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    engine = OpenEngine(
+        "tiny-chat", options, python=ENGINE_PYTHON, weights=TINY, environment=environment
+    )
+    await engine.start()
+    try:
+        yield engine.url, engine.model
+    finally:
+        await engine.stop()
 
-    async def requests() -> AsyncIterator[EngineRequest]:
-        tag = 0
-        while time.monotonic() - begun < SECONDS:
-            await free.acquire()
-            yield EngineRequest(tag, path, body, f"req_{tag:032x}")
-            tag += 1
 
-    answered = 0
-    async for answer in engine.stream(requests(), timeout_seconds=120):
-        answered += answer.status == 200
-        free.release()
-    return answered / (time.monotonic() - begun)
+async def _measure(name: str, scale: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with _served(name, Path(folder)) as (url, model):
+            print(await _compare(name, url, model, scale), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(CASES))
+    parser.add_argument("--scale", type=float, default=1.0, help="of the time of each part")
+    given = parser.parse_args()
+    heads = ["server", *map(str, _ALL), "whole run", "of the best", "then", "of the best"]
+    print(f"| {' | '.join(heads)} |")
+    print("|---" * len(heads) + "|", flush=True)
+    for name in given.names:
+        asyncio.run(_measure(name, given.scale))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

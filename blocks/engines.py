@@ -194,7 +194,7 @@ class RemoteEngineBlock(Block):
         default=0,
         ge=0,
         description="How many requests the server runs at once. 0: Batchyard asks the server, and "
-        "assumes 32 if it does not answer.",
+        "finds what is fastest if it does not answer.",
     )
     exclusive: bool = Field(
         default=False,

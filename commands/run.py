@@ -73,7 +73,8 @@ def run(
             min=1,
             help="How many requests the server at --engine-url runs at once, its max_num_seqs. "
             "The batch uses half of them, fewer if others need more than a quarter, and more "
-            "while no one else uses the server. Default: Batchyard asks the server.",
+            "while no one else uses the server. Default: Batchyard asks the server, and finds "
+            "what is fastest if it does not answer.",
         ),
     ] = None,
     engine_ttft_ms: Annotated[

@@ -16,8 +16,8 @@ _BEGIN: Final = """# Servers that run already
 A [server that runs already](../how-to/configure-engines.md#a-server-that-runs-already) is asked \
 once what it is, by `/v1/models` and, if that does not say it, `/openapi.json`, `/info` and \
 `/props`. Nothing is sent to an endpoint for this. These kinds are known; every other server with \
-the OpenAI API works as well, with careful defaults: 32 requests at once, of which a batch takes \
-a quarter, unless the block says more.
+the OpenAI API works as well. Where neither the server nor its block says how many requests it \
+runs at once, a batch [finds what is fastest](../how-to/configure-engines.md#where-nobody-says-it).
 
 *Run* says that our tests run this version: vLLM in all of them, the others with `make \
 test-engines`. What is known of the others comes from their source, and their answers were written \
@@ -47,6 +47,8 @@ def page() -> str:
                 ("server", "at once", "load that we read", "usage counts"),
                 [_runs(*each) for each in _KNOWN],
             ),
+            "## What a batch keeps in flight\n",
+            _IN_FLIGHT,
             "## What it ignores\n",
             _IGNORED,
             table(
@@ -63,6 +65,8 @@ def page() -> str:
     )
 
 
+_IN_FLIGHT: Final = """TABLE
+"""
 _IGNORED: Final = """The server takes these fields with a good status and does nothing with them. \
 A batch whose lines have one gets a [warning](../input-format.md), as for a field that the \
 server's own description does not name: `max_completion_tokens` of llama-cpp-python is one, and \

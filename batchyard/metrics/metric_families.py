@@ -52,7 +52,7 @@ WINDOW: Final = Family(
     "batchyard_engine_window",
     Kind.GAUGE,
     "Requests that may be in the engine at once; fewer than usual after a crash of the engine, or"
-    " while its server refuses some.",
+    " while its server refuses some. It changes where the best number is found by trying.",
 )
 READY: Final = Family(
     "batchyard_engine_ready",

@@ -80,6 +80,21 @@ async def test_a_server_is_recognised_and_says_how_many_requests_it_runs(
     assert (engine.kind.name, engine.max_num_seqs) == (KIND_OF[name], SEATS[name])
 
 
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_number_that_no_server_says_begins_small_and_is_found(name: str) -> None:
+    """Where others may use the server. The others' seats are what is divided."""
+    async with played(Recording.named(name)) as recording:
+        engine = RemoteEngine(recording.url, recording.model)
+        await engine.start()
+        await engine.stop()
+    assert engine.gate is not None
+    first = {"infinity": 8, "llama-cpp-python": 1, "transformers-serve": 1}.get(name)
+    search = engine.gate.controller.search
+    assert (None if search is None else search.number) == first
+    if first is not None:
+        assert (engine.max_num_seqs, engine.window_size) == (first, first)
+
+
 async def test_a_server_is_asked_what_it_is_only_once(
     engine: RemoteEngine, recording: Recording
 ) -> None:
@@ -115,7 +130,7 @@ async def test_a_server_that_nobody_knows_is_asked_for_a_few_pages() -> None:
         await engine.start()
         await engine.stop()
     assert engine.kind is unknown.KIND
-    assert engine.max_num_seqs == 32
+    assert engine.max_num_seqs == 8
     assert sorted(recording.asked) == [
         "/info",
         "/openapi.json",

@@ -471,7 +471,7 @@ async def test_whatever_happens_no_slot_is_lost_and_nobody_else_misses_a_line(se
                 group.create_task(leave(f"leave{n}"))
             group.create_task(kill())
 
-        assert window._slots._value == window.size
+        assert window._slots._free._value == window.size
         assert (window.crashes._suspects, window.crashes.limit) == (0, window.size)
         left = [window._queue, window._in_flight, window.backlog._pausing, window._withdrawals]
         assert not any(left)
@@ -681,6 +681,55 @@ async def test_nothing_is_sent_to_an_engine_of_others_while_its_gate_is_closed()
         engine.turn(is_open=True)
         await owner.has(4)
     assert not engine.is_watched
+
+
+class Resized(Gated):
+    """One whose window becomes larger and smaller."""
+
+    size = 2
+
+    @property
+    def window_size(self) -> int:
+        return self.size
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.size
+
+
+async def test_a_window_is_as_large_as_the_engine_says_after_each_answer() -> None:
+    engine = Resized(max_num_seqs=100, latency=latency_of)
+    engine.is_open = True
+    async with opened(engine) as window:
+        owner = Owner(window, "a")
+        await owner.submit("slow")
+        for size in (5, 3, 4):
+            engine.size = size
+            await owner.submit("x")
+            await until(lambda size=size: window.limit == size)  # type: ignore[misc]
+            assert window.size == size
+            other = Owner(window, f"of {size}")
+            filling = asyncio.create_task(other.submit(*["slow"] * 10))
+            await until(lambda size=size: engine.running == size)  # type: ignore[misc]
+            await asyncio.sleep(0.05)
+            assert window.is_full
+            assert engine.running == size
+            filling.cancel()
+            await other.withdraw(abort=True)
+
+
+async def test_a_window_that_becomes_smaller_keeps_what_it_has() -> None:
+    engine = Resized(max_num_seqs=100, latency=latency_of)
+    engine.is_open, engine.size = True, 6
+    async with opened(engine) as window:
+        owner = Owner(window, "a")
+        await owner.submit("while", "while", "while", "while", "x")
+        engine.size = 2
+        await owner.has(1)
+        assert window.size == 2
+        await owner.has(5)
+        await owner.submit("x", "x", "x")
+        await owner.has(8)
 
 
 async def test_a_request_that_waits_for_the_gate_is_neither_hung_nor_suspect() -> None:

@@ -53,6 +53,22 @@ def test_who_waits_is_told_when_there_is_room_and_only_then() -> None:
     assert told == ["room"]
 
 
+def test_who_waits_is_told_when_there_is_more_room_than_before() -> None:
+    room = Budget(PART, 100)
+    told: list[str] = []
+    room.on_room = lambda: told.append("room")
+    taken = room.take(PART + 100)
+    assert not room.is_there_for(PART + 1)
+    room.resize(PART // 2, 200)
+    assert told == ["room"]
+    assert room.is_there_for(PART + 1)
+    assert room.take(PART) == PART // 2
+    room.resize(PART, 100)
+    room.give_back(taken)
+    room.give_back(PART // 2)
+    assert room.is_there_for(PART + 1)
+
+
 def test_the_parts_of_a_billion_slots_are_not_nothing() -> None:
     assert budget_for_bodies(10**9).part > 1000
 

@@ -67,6 +67,21 @@ def test_one_that_leaves_before_it_has_a_seat_frees_none() -> None:
     assert engine.sent().seated_at is None
 
 
+def test_more_seats_are_for_those_that_wait_and_fewer_are_free_when_enough_have_left() -> None:
+    engine = Engine()
+    first, second, third, waits = (engine.sent() for _ in range(4))
+    engine.seats.resize(3)
+    assert third.seated_at is not None
+    assert waits.seated_at is None
+    engine.seats.resize(1)
+    engine.seats.leave(first)
+    engine.seats.leave(second)
+    assert waits.seated_at is None
+    engine.seats.leave(third)
+    assert waits.seated_at is not None
+    assert engine.sent().seated_at is None
+
+
 def test_one_that_is_sent_again_begins_anew() -> None:
     engine = Engine()
     request = engine.sent()

@@ -12,12 +12,13 @@ KIND: Final = ServerKind(
         "0.0.78",
         is_run=True,
         works=("/v1/embeddings",),
-        at_once="the texts of one batch (`--batch-size`)",
+        at_once="found, from a quarter of the texts of one batch (`--batch-size`) on",
     ),
     is_it=lambda pages: pages.owner == "infinity",
     seats_page=MODELS,
-    # It makes batches of so many texts, of whatever requests.
+    # It makes batches of so many texts, of whatever requests, and prepares others meanwhile.
     seats=lambda pages: as_seats(dig(pages.json(MODELS), "data", 0, "stats", "batch_size")),
+    seats_are_known=False,
     without_v1=True,
     ignored={"/v1/embeddings": frozenset({"user"})},
     usage=Usage.CHARACTERS,

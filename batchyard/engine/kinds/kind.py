@@ -111,6 +111,9 @@ class ServerKind:
     """Where it says how many requests it runs at once."""
     seats: Callable[[Pages], int | None] = _nothing
     """How many it runs at once, by that page."""
+    seats_are_known: bool = True
+    """Whether it says it of itself. False: it is what most servers of this kind run, and on one
+    that others may use it is where the search for the fastest number begins."""
     gauges: Gauges | None = None
     """What its ``/metrics`` count; None: nothing that we can go by."""
     without_v1: bool = False

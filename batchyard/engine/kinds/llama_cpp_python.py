@@ -14,11 +14,12 @@ KIND: Final = ServerKind(
         "0.3.33",
         is_run=True,
         works=("/v1/chat/completions", "/v1/completions"),
-        at_once="one",
+        at_once="one; found, from one on",
     ),
     is_it=lambda pages: isinstance(pages.title, str) and "llama.cpp Python API" in pages.title,
     # One model behind one lock: others wait until it is free.
     seats=lambda _: 1,
+    seats_are_known=False,
     ignored={
         "/v1/chat/completions": _NO_EFFECT,
         "/v1/completions": _NO_EFFECT | {"best_of"},

@@ -14,7 +14,7 @@ KIND: Final = ServerKind(
         "1.9.3",
         is_run=False,
         works=("/v1/embeddings",),
-        at_once="`--max-batch-requests`, if it was given",
+        at_once="`--max-batch-requests`, if it was given; else found",
     ),
     is_it=lambda pages: dig(pages.json(_INFO), "max_client_batch_size") is not None,
     seats_page=_INFO,

@@ -14,7 +14,8 @@ KIND: Final = ServerKind(
         "5.24.0",
         is_run=True,
         works=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
-        at_once="one; with `--continuous-batching` more, which it does not tell",
+        at_once="one; with `--continuous-batching` more, which it does not tell; found, "
+        "from one on",
     ),
     is_it=lambda pages: (
         pages.title == "FastAPI" and set(dig(pages.json(OPENAPI), "paths") or ()) >= _PATHS
@@ -22,6 +23,7 @@ KIND: Final = ServerKind(
     # One after the other, unless it was started with `--continuous-batching`, which it does not
     # tell.
     seats=lambda _: 1,
+    seats_are_known=False,
     ignored={
         "/v1/chat/completions": frozenset(
             {

@@ -69,7 +69,8 @@ KIND: Final = ServerKind(
             "/v1/rerank",
             "/score",
         ),
-        at_once="`max_num_seqs`, which it tells in its development mode (`VLLM_SERVER_DEV_MODE=1`)",
+        at_once="`max_num_seqs`, which it tells in its development mode "
+        "(`VLLM_SERVER_DEV_MODE=1`); else found",
     ),
     is_it=lambda pages: pages.owner == "vllm" or b'"vllm_xargs"' in pages.by_path.get(OPENAPI, b""),
     seats_page=SEATS_PAGE,

@@ -145,8 +145,12 @@ class RemoteEngine:
 
     @property
     def max_num_seqs(self) -> int:
-        """See :meth:`batchyard.engine.base.Engine.max_num_seqs`. Known after :meth:`start`."""
-        return self._seats
+        """See :meth:`batchyard.engine.base.Engine.max_num_seqs`. Known after :meth:`start`.
+
+        Where it is found by trying, what has been found by now.
+        """
+        is_found = self._gate is not None and self._gate.controller.search is not None
+        return self.window_size if is_found else self._seats
 
     @property
     def window_size(self) -> int:
@@ -366,12 +370,14 @@ class RemoteEngine:
         if told is not None:
             self._seats = told
             if self._gate is not None:
-                self._gate.controller.set_seats(told)
-        elif self._gate is not None:
+                self._gate.controller.set_seats(told, are_known=self.kind.seats_are_known)
+        controller = None if self._gate is None else self._gate.controller
+        if controller is not None and not controller.are_known:
+            then = "" if controller.search is None else ", and then as many as are fastest"
             self._warn_once(
                 "engine.seats_unknown",
                 "The server does not say how many requests it runs at once, and others may use "
-                f"it: the batch keeps {self._gate.controller.quarter} in flight. "
+                f"it: the batch keeps {controller.most} in flight at first{then}. "
                 "Set max_num_seqs of the block or --engine-seats, or, if no one else uses it, "
                 "exclusive.",
             )

@@ -2,7 +2,8 @@
 
 Time is passed in, in seconds by any steady clock; nothing is awaited here. Without an objective the
 share is a rule: half of the seats, a quarter where others need more than that, and what is free
-while there are no other users. With an objective it is found, in tokens in flight: it grows while
+while there are no other users. Where nobody says how many seats there are, :mod:`.search` finds
+what is free. With an objective the share is found, in tokens in flight: it grows while
 latencies are short enough and shrinks when they are not, separately for each level of live load,
 so that a burst does not lower the share of calm times. Requests in flight cannot be called back,
 so seats that others will probably want before these have ended are left free.
@@ -16,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from batchyard.engine.sharing.crowd import MEMORY_SECONDS, Crowd
+from batchyard.engine.sharing.search import Search
 from batchyard.engine.sharing.share import Share
 
 if TYPE_CHECKING:
@@ -71,7 +73,9 @@ class ShareController:
     """``seats``: how many requests the engine runs at once, or a guess (``are_known`` False).
 
     ``reserve_seats`` of them are always left free; None: one of sixteen. ``live``: how many
-    requests of others there were on average before the first observation, at most one.
+    requests of others there were on average before the first observation, at most one. Of a guess
+    nothing can be reserved: without an objective and ``reserve_seats``, what a batch may have
+    while no others are seen begins with a quarter of it and is found by trying.
     """
 
     def __init__(
@@ -87,8 +91,11 @@ class ShareController:
         self.seats = 0
         self.sent_ever = 0
         """Requests, since the beginning."""
-        self._are_known = are_known
+        self.are_known = are_known
+        """Whether ``seats`` are no guess."""
         self._given_reserve = reserve_seats
+        self.search: Search | None = None
+        """What finds how many requests a batch may have; None: that is not to be found."""
         self._in_flight: dict[object, _Sent] = {}
         self.sequences = 0
         """The seats that our requests in flight took when they came."""
@@ -104,7 +111,7 @@ class ShareController:
         self._is_blind = False
         self._live = 0.0
         self._waiting = 0.0
-        self._mean_live = live
+        self._first_mean = self._mean_live = live
         self._is_quiet = False
         self._level = 0
         self._level_at = -math.inf
@@ -115,14 +122,19 @@ class ShareController:
 
     def set_seats(self, seats: int, *, are_known: bool = True) -> None:
         """Forget what was found if it is another number than before."""
-        self._are_known = are_known
-        if seats == self.seats:
+        is_same = (seats, are_known) == (self.seats, self.are_known) and self.seats > 0
+        self.are_known = are_known
+        if is_same:
             return
         self.seats = seats
         reserve = self._given_reserve
         self.reserve = max(1, seats // RESERVE) if reserve is None else min(reserve, seats - 1)
         self._crowd = Crowd(seats)
         self._shares = [Share(self.quarter * part) for part in _FIRST_SHARES]
+        is_found = not are_known and self.objective is None and self._given_reserve is None
+        self.search = Search(self.quarter) if is_found else None
+        # A search begins with little, so others need not have been away for long before.
+        self._mean_live = 0.0 if is_found else self._first_mean
 
     @property
     def quarter(self) -> int:
@@ -132,7 +144,9 @@ class ShareController:
     @property
     def most(self) -> int:
         """Requests in flight while there are no other users."""
-        if self.objective is None and not self._are_known:
+        if self.search is not None:
+            return self.search.number
+        if self.objective is None and not self.are_known:
             return self.quarter
         return max(1, self.seats - self.reserve)
 
@@ -159,22 +173,49 @@ class ShareController:
         self._sent_at[self._level] += tokens
         self.sent_ever += 1
         self._tokens += tokens
+        if self.search is not None:
+            self.search.passes(now, self.sequences)
         if self._seconds is not None:
             part = tokens / (self._unit * max(1.0, self.share(now)))
             self._next_at = now + self._seconds * min(1.0, part / _SPACING)
 
-    def ended(self, now: float, key: object, *, is_refused: bool = False) -> None:
-        """It is no longer there; refused: the engine had no room for it."""
+    def ended(
+        self, now: float, key: object, *, is_refused: bool = False, work: float | None = None
+    ) -> None:
+        """It is no longer there; refused: the engine had no room for it.
+
+        ``work``: in tokens of answers, 0 if its answer does not say it; None: it was none.
+        """
         entry = self._in_flight.get(key)
-        self.lost(key)
+        self._remove(key)
         if is_refused:
             self._shrink(now)
         elif entry is not None:
             took = now - entry.at
             self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
+        search = self.search
+        if search is None:
+            return
+        if is_refused and entry is not None:
+            search.refused(now, self.sequences, sent_at=entry.at)
+        elif work is None or entry is None:
+            search.passes(now, self.sequences)
+        else:
+            search.answered(
+                now,
+                self.sequences,
+                work=work or entry.tokens,
+                sent_at=entry.at,
+                sequences=entry.sequences,
+            )
 
-    def lost(self, key: object) -> None:
+    def lost(self, now: float, key: object) -> None:
         """It went away without an answer, which says nothing of how long one takes."""
+        self._remove(key)
+        if self.search is not None:
+            self.search.passes(now, self.sequences)
+
+    def _remove(self, key: object) -> None:
         entry = self._in_flight.pop(key, _NOTHING)
         self._sent_at[entry.level] -= entry.tokens
         self.sequences -= entry.sequences
@@ -194,7 +235,7 @@ class ShareController:
             self._level, self._level_at = level, now
 
     def unobservable(self) -> None:
-        """There is nothing to look at: a quarter is all, for as long as that is so."""
+        """There is nothing to look at, for now: a quarter is all, or what was found by trying."""
         self._is_blind = True
 
     # -- what follows from it ---------------------------------------------------------------
@@ -202,8 +243,10 @@ class ShareController:
     def may_send(self, now: float) -> bool:
         """Whether one more request may be sent now."""
         if self._is_blind:
-            return self.sequences < self.quarter
-        if now - self._observed_at > STALE_SECONDS or self._waiting > 0 or now < self._next_at:
+            return self.sequences < self.share(now)
+        if now - self._observed_at > STALE_SECONDS:
+            return False
+        if not self._is_alone and (self._waiting > 0 or now < self._next_at):
             return False
         if self.objective is None:
             return self.sequences < min(self._room, math.floor(self.share(now)))
@@ -217,7 +260,7 @@ class ShareController:
     def share(self, now: float) -> float:
         """Our part of the engine, in average requests."""
         if self._is_blind:
-            return float(self.quarter)
+            return float(self.quarter if self.search is None else self.search.number)
         if now - self._observed_at > FRESH_SECONDS:
             return 1.0
         if self.objective is None:
@@ -226,14 +269,16 @@ class ShareController:
 
     @property
     def _beside_others(self) -> float:
-        if not self._are_known:
-            return self.quarter
+        if not self.are_known:
+            return min(self.quarter, self.most)
         left = self.seats - self.quarter - self._live
         return max(self.quarter, min(self.seats // _BESIDE_OTHERS, left))
 
     @property
     def _room(self) -> int:
         """How many requests of ours there are seats for."""
+        if self.search is not None:
+            return self.most
         free = self.seats - self.reserve - self._live
         if self.objective is not None and self.objective.first_token_seconds is not None:
             free = max(self.seats - self.reserve - self._crowd.expected, self._floor)
@@ -243,9 +288,19 @@ class ShareController:
     def _floor(self) -> float:
         return max(1.0, self.seats / FLOOR)
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether what waits is ours, and nobody is delayed by requests that come together.
+
+        How much of it makes a server faster is what is searched.
+        """
+        return self.search is not None and self._is_quiet
+
     def _note_quiet(self, seconds: float, seen: Observation) -> None:
         # One request more than ours may be one of ours that has just ended.
-        has_company = seen.waiting > 0 or seen.live >= 2 or min(seen.live, self._live) >= 1
+        has_company = seen.live >= 2 or min(seen.live, self._live) >= 1
+        if self.search is None:
+            has_company = has_company or seen.waiting > 0
         weight = 1 - math.exp(-seconds / QUIET_SECONDS)
         self._mean_live += weight * (min(1.0, seen.live) - self._mean_live)
         self._is_quiet = self._mean_live < QUIET and not has_company

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from batchyard.engine.base import Abort
+from batchyard.engine.sharing.request_size import work_of
 from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ class ShareGate:
                 contextlib.aclosing(answers_of(counted)) as answers,
             ):
                 async for answer in answers:
-                    self._ended(keys.pop(answer.tag, None), answer.status)
+                    self._ended(keys.pop(answer.tag, None), answer)
                     yield answer
         finally:
             for key in keys.values():
-                self.controller.lost(key)
+                self.controller.lost(time.monotonic(), key)
 
     async def _counted(
         self, requests: AsyncIterable[EngineRequest | Abort], keys: dict[int, object]
@@ -132,11 +133,13 @@ class ShareGate:
                 self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(pause, self._call_if_open)
 
-    def _ended(self, key: object, status: int | None) -> None:
-        if status is None:
-            self.controller.lost(key)
+    def _ended(self, key: object, answer: EngineAnswer) -> None:
+        now, controller = time.monotonic(), self.controller
+        if answer.status is None:
+            controller.lost(now, key)
         else:
-            self.controller.ended(time.monotonic(), key, is_refused=status in _REFUSALS)
+            work = None if controller.search is None else work_of(answer)
+            controller.ended(now, key, is_refused=answer.status in _REFUSALS, work=work)
 
     def _call_if_open(self) -> None:
         if self.is_open:

@@ -1,12 +1,15 @@
-"""How many tokens a request will be, prompt and answer, by what is seen without a tokenizer."""
+"""How many tokens a request will be, or was, by what is seen without a tokenizer."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
+from batchyard.plan.lengths import PROMPT_WORK
+from batchyard.results.results import usage_of
+
 if TYPE_CHECKING:
-    from batchyard.engine.base import EngineRequest
+    from batchyard.engine.base import EngineAnswer, EngineRequest
 
 _BYTES_PER_TOKEN: Final = 4
 _UNKNOWN: Final = 256
@@ -25,3 +28,14 @@ def expected_tokens(request: EngineRequest) -> float:
     limits = _LIMIT.findall(request.body)
     output = int(limits[-1]) if limits else _UNKNOWN
     return min(len(request.body) / _BYTES_PER_TOKEN, _MOST_INPUT) + min(output, _MOST_OUTPUT)
+
+
+def work_of(answer: EngineAnswer) -> float | None:
+    """What the engine did for it, in tokens of answers; 0: it does not say; None: it is an error.
+
+    It counts what the server calls tokens, and a prompt by a fixed weight.
+    """
+    if answer.status is None or not 200 <= answer.status < 300:
+        return None
+    usage = usage_of(answer.body)
+    return usage.output_tokens + PROMPT_WORK * max(0, usage.input_tokens - usage.cached_tokens)

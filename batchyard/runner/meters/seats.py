@@ -45,6 +45,14 @@ class Seats:
         self._waiting: OrderedDict[Seated, None] = OrderedDict()
         self._tokens = self._seconds = 0.0
 
+    def resize(self, count: int) -> None:
+        """It has so many from now on. Requests that have one keep it."""
+        self._free += count - self._count
+        self._count = count
+        while self._free > 0 and self._waiting:
+            self._free -= 1
+            self._seat(self._waiting.popitem(last=False)[0])
+
     @property
     def answer_speed(self) -> float | None:
         """Tokens per second of one answer; None: none has come."""
@@ -53,7 +61,7 @@ class Seats:
     def take(self, request: Seated) -> None:
         """The request is sent."""
         request.seated_at = None
-        if self._free:
+        if self._free > 0:
             self._free -= 1
             self._seat(request)
         else:
@@ -63,7 +71,7 @@ class Seats:
         """The request is not in the engine any more."""
         if request.seated_at is None:
             self._waiting.pop(request, None)
-        elif self._waiting:
+        elif self._waiting and self._free >= 0:
             self._seat(self._waiting.popitem(last=False)[0])
         else:
             self._free += 1

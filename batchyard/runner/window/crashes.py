@@ -48,6 +48,11 @@ class Crashes:
         self._not_ready = 0
         self._suspects = 0
 
+    def resize(self, size: int) -> None:
+        """So many may be in the engine where no suspects are."""
+        self.limit = min(self.limit, size) if self._suspects else size
+        self._size = size
+
     @property
     def pause_seconds(self) -> float:
         """How long to wait before the engine is started again."""

@@ -106,6 +106,11 @@ class Refusals:
         self._told_at = -_TOLD_AGAIN_SECONDS
         self._is_told = False
 
+    def resize(self, size: int) -> None:
+        """So many may be in the server where it has not refused any."""
+        self.limit = min(self.limit, size) if self.limit < self._size else size
+        self._size = size
+
     @property
     def is_open(self) -> bool:
         """Whether a request may be sent now."""

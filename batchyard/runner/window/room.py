@@ -43,6 +43,13 @@ class Budget:
         self._least = least
         self._taken = self._large = 0
 
+    def resize(self, part: int, total: int) -> None:
+        """Have another size from now on. Those that are there keep what they have taken."""
+        was_open = self._is_open
+        self.part, self._total = part, total
+        if self._is_open and not was_open:
+            self.on_room()
+
     def is_there_for(self, size: int) -> bool:
         """Whether a request of this size may come."""
         return size <= self.part or self._is_open
@@ -105,6 +112,11 @@ class WindowRoom:
         self._bodies = budget_for_bodies(slots)
         self._sequences = budget_for_sequences(slots)
 
+    def resize(self, slots: int) -> None:
+        """The window has so many slots from now on."""
+        self._bodies.resize(_part_of_body(slots), _BODIES_BYTES)
+        self._sequences.resize(1, slots)
+
     def on_room(self, call: Callable[[], object]) -> None:
         """Call this when a request that had no room may have it."""
         self._bodies.on_room = self._sequences.on_room = call
@@ -129,7 +141,11 @@ class WindowRoom:
 
 def budget_for_bodies(slots: int) -> Budget:
     """How much memory the bodies of requests may take in a window with so many slots, in bytes."""
-    return Budget(max(_LEAST_PART_BYTES, _SLOTS_BYTES // slots), _BODIES_BYTES)
+    return Budget(_part_of_body(slots), _BODIES_BYTES)
+
+
+def _part_of_body(slots: int) -> int:
+    return max(_LEAST_PART_BYTES, _SLOTS_BYTES // slots)
 
 
 def budget_for_sequences(slots: int) -> Budget:

@@ -54,7 +54,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from batchyard.engine.base import Abort, NoAnswer
 from batchyard.errors import EngineLost, EngineNotReached
@@ -71,6 +71,7 @@ from batchyard.runner.window.missing_endpoints import missing_endpoints, routes_
 from batchyard.runner.window.refusals import Refusals
 from batchyard.runner.window.retry_policy import RetryPolicy
 from batchyard.runner.window.room import WindowRoom
+from batchyard.runner.window.slots import Slots
 from batchyard.runner.window.verdict import given_up, is_retriable, result_of
 from batchyard.runner.window.withdrawals import Withdrawals
 
@@ -82,9 +83,6 @@ if TYPE_CHECKING:
     from batchyard.results.results import ResultLine
     from batchyard.runner.window.other_traffic import OtherTraffic
     from batchyard.runner.window.window_request import WindowRequest
-
-_MOST_HELD_BACK: Final = 4096
-"""An operator may have said that there are a billion slots; each is given back by itself."""
 
 
 class Window:
@@ -99,6 +97,8 @@ class Window:
 
     A remote server that was lost and is not back soon ends the window, so that another machine may
     try; with ``waits_for_server`` it is waited for.
+
+    It is as large as the engine says, which may change with each answer.
 
     Nothing is sent while ``may_send`` says no; when it says yes again, call :meth:`wake`.
     """
@@ -116,11 +116,10 @@ class Window:
         may_send: Callable[[], bool] = lambda: True,
         waits_for_server: bool = False,
     ) -> None:
-        self.size = engine.window_size
-        """Requests in flight, at most."""
         self.withdrawn = 0
         """Requests that left without a result, because their owner withdrew them."""
         self.counts = counts or RunnerCounts()
+        self._slots = Slots(engine.window_size)
         self.seats = Seats(engine.max_num_seqs)
         self.room = WindowRoom(self.size)
         self.routes: Routes | None = None
@@ -128,8 +127,6 @@ class Window:
         self._not_served: frozenset[str] = frozenset()
         self._engine = engine
         self._retry = retry or RetryPolicy()
-        self._slots = asyncio.Semaphore(self.size)
-        self._held_back = 0
         # A request that has a slot is in exactly one of these two.
         self._in_flight: dict[int, WindowRequest] = {}
         self.backlog = Backlog(self.wake)
@@ -205,17 +202,12 @@ class Window:
         engine would be ahead of everything that comes. Nobody waits in :meth:`submit`. Does nothing
         unless the window is empty.
         """
-        is_empty = not (self._in_flight or self.backlog.waiting)
-        if is_empty and not self._held_back:
-            behind = self.size - self._engine.max_num_seqs
-            self._held_back = max(0, min(behind, _MOST_HELD_BACK))
-            self._slots = asyncio.Semaphore(self.size - self._held_back)
+        if not (self._in_flight or self.backlog.waiting):
+            self._slots.hold_back(self.size - self._engine.max_num_seqs)
 
     def fill(self) -> None:
         """Let in what was held back, if anything was."""
-        held_back, self._held_back = self._held_back, 0
-        for _ in range(held_back):
-            self._slots.release()
+        self._slots.fill()
 
     def wake(self) -> None:
         """Look again whether something may be sent."""
@@ -250,6 +242,11 @@ class Window:
     # -- what it says of itself -------------------------------------------------------------
 
     @property
+    def size(self) -> int:
+        """Requests in flight, at most."""
+        return self._slots.size
+
+    @property
     def in_flight(self) -> int:
         """How many requests are in the engine."""
         return len(self._in_flight)
@@ -262,7 +259,7 @@ class Window:
     @property
     def is_full(self) -> bool:
         """Whether the next request has to wait for a slot."""
-        return self._slots.locked()
+        return self._slots.are_all_taken()
 
     def has_in_flight(self, owner: Hashable) -> bool:
         """Whether a request of the owner is in the engine."""
@@ -349,7 +346,7 @@ class Window:
         if with_error:
             # Submitters wait for slots that would never become free. Each passes this one on: there
             # may be a billion slots, if an operator has said so.
-            self._slots.release()
+            self._slots.end()
 
     def handle_answer(self, answer: EngineAnswer) -> None:
         """The engine has answered: the request leaves, or is tried again."""
@@ -358,6 +355,8 @@ class Window:
             raise EngineLost(f"it answered request {answer.tag}, which it does not have")
         self.seats.leave(request)
         self._feed_ready.set()
+        if self.shared is not None and self._engine.window_size != self.size:
+            self._resize(self._engine.window_size)
         is_aborted = answer.no_answer is NoAnswer.ABORTED
         if answer.status is not None:
             # Time-outs and aborts are answered without the engine.
@@ -378,6 +377,13 @@ class Window:
             self._leave(request)
         else:
             self._pause(request, answer)
+
+    def _resize(self, size: int) -> None:
+        self._slots.resize(size)
+        self.seats.resize(self._engine.max_num_seqs)
+        self.room.resize(size)
+        self.crashes.resize(size)
+        self.refusals.resize(size)
 
     def _conclude(
         self, request: WindowRequest, answer: EngineAnswer, *, is_departing: bool

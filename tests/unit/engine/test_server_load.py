@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from batchyard.engine.base import EngineRequest
+from batchyard.engine.base import EngineAnswer, EngineRequest, NoAnswer
 from batchyard.engine.kinds.vllm import GAUGES
 from batchyard.engine.objective import Objective
 from batchyard.engine.sharing.observation import NONE, Latencies
-from batchyard.engine.sharing.request_size import expected_tokens
+from batchyard.engine.sharing.request_size import expected_tokens, work_of
 from batchyard.engine.sharing.server_load import Histogram, ServerLoad, ServerLook
 
 GOAL = Objective(first_token_seconds=0.25, inter_token_seconds=0.06)
@@ -111,3 +111,37 @@ def test_numbers_without_bound_are_not_believed() -> None:
 )
 def test_a_requests_tokens_are_guessed(body: bytes, tokens: float) -> None:
     assert expected_tokens(EngineRequest(1, "/v1/x", body, "r")) == tokens
+
+
+@pytest.mark.parametrize(
+    ("answer", "work"),
+    [
+        (EngineAnswer(1, 200, b'{"usage": {"prompt_tokens": 80, "completion_tokens": 5}}'), 15.0),
+        (
+            EngineAnswer(
+                1,
+                200,
+                b'{"usage": {"prompt_tokens": 80, "completion_tokens": 5,'
+                b' "prompt_tokens_details": {"cached_tokens": 64}}}',
+            ),
+            7.0,
+        ),
+        (
+            EngineAnswer(
+                1,
+                200,
+                b'{"usage": {"prompt_tokens": 8, "completion_tokens": 5,'
+                b' "prompt_tokens_details": {"cached_tokens": 640}}}',
+            ),
+            5.0,
+        ),
+        (EngineAnswer(1, 200, b'{"data": []}'), 0.0),
+        (EngineAnswer(1, 200, b"no JSON"), 0.0),
+        (EngineAnswer(1, 400, b'{"usage": {"completion_tokens": 5}}'), None),
+        (EngineAnswer(1, None, no_answer=NoAnswer.TIMEOUT), None),
+    ],
+)
+def test_the_work_of_an_answer_is_what_it_says_that_it_used(
+    answer: EngineAnswer, work: float | None
+) -> None:
+    assert work_of(answer) == work

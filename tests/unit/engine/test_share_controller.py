@@ -57,7 +57,7 @@ class Clock:
         """Time passes without a look."""
         while self.now < end:
             while self.sent and self.sent[0][0] <= self.now:
-                self.controller.ended(self.now, self.sent.pop(0)[1])
+                self.controller.ended(self.now, self.sent.pop(0)[1], work=TOKENS)
             while self.controller.may_send(self.now):
                 key = object()
                 self.controller.sent(self.now, key, TOKENS, self.sequences)
@@ -120,8 +120,8 @@ def test_the_sequences_of_a_request_that_has_ended_take_no_seats() -> None:
     clock.sequences = 4
     clock.run(10)
     for _, key in clock.sent:
-        clock.controller.lost(key)
-        clock.controller.lost(key)
+        clock.controller.lost(clock.now, key)
+        clock.controller.lost(clock.now, key)
     assert clock.controller.sequences == 0
 
 
@@ -133,8 +133,97 @@ def test_sequences_that_may_have_ended_do_not_hide_the_requests_of_others() -> N
     assert clock.controller.in_flight == len(clock.sent)
 
 
-def test_seats_that_are_a_guess_are_not_all_taken() -> None:
-    assert Clock(are_known=False).run(120) == SEATS // 4
+def test_of_seats_that_are_a_guess_a_quarter_is_taken_at_first() -> None:
+    assert Clock(are_known=False).run(1.5) == SEATS // 4
+
+
+def test_of_seats_that_are_a_guess_what_is_fastest_is_found_while_nobody_else_is_there() -> None:
+    """Here each request takes a second, however many there are."""
+    assert Clock(are_known=False).run(300) > SEATS
+
+
+def test_beside_others_no_more_than_a_quarter_of_a_guess_is_taken() -> None:
+    clock = Clock(are_known=False)
+    clock.run(300)
+    clock.run(clock.seconds + 0.5, live=3)
+    assert clock.run(60, live=3) == SEATS // 4
+    assert clock.run(60, live=10 * SEATS) == SEATS // 4
+    assert clock.run(120) > SEATS
+
+
+def test_a_guess_may_have_requests_that_wait_while_nobody_else_is_there() -> None:
+    """They are its own: how many make the engine faster is what is found."""
+    clock = Clock(are_known=False)
+    assert clock.run(300, waiting=5) > SEATS
+    clock.run(clock.seconds + 0.5, live=3, waiting=5)
+    assert clock.run(5, live=3, waiting=5) == 0
+
+
+def test_requests_follow_one_another_only_where_others_are_there() -> None:
+    """A third of a request's time would be lost each time that all of them end together."""
+    clock = Clock(are_known=False)
+    clock.run(10)
+    number = clock.controller.most
+    clock.controller.ended(clock.now, clock.sent.pop(0)[1], work=TOKENS)
+    clock.controller.ended(clock.now, clock.sent.pop(0)[1], work=TOKENS)
+    assert clock.controller.most == number
+    for _ in range(2):
+        assert clock.controller.may_send(clock.now)
+        key = object()
+        clock.controller.sent(clock.now, key, TOKENS)
+        clock.sent.append((clock.now + clock.seconds, key))
+    clock.controller.observe(clock.now, Observation(live=3))
+    for _ in range(clock.controller.in_flight - 2):
+        clock.controller.ended(clock.now, clock.sent.pop(0)[1], work=TOKENS)
+    assert clock.controller.may_send(clock.now + 1)
+    clock.controller.sent(clock.now, object(), TOKENS)
+    assert not clock.controller.may_send(clock.now)
+
+
+def test_without_a_look_at_the_engine_it_is_found_as_well() -> None:
+    clock = Clock(are_known=False)
+    clock.controller.unobservable()
+    clock.send_until(300)
+    assert clock.controller.in_flight > 2 * SEATS
+
+
+@pytest.mark.parametrize("options", [{"objective": FIRST}, {"reserve_seats": 3}, {}])
+def test_nothing_is_searched_where_somebody_says_what_a_batch_may_have(
+    options: dict[str, Any],
+) -> None:
+    """An objective, seats to leave free, or how many there are."""
+    controller = ShareController(SEATS, are_known=not options, **options)
+    assert controller.search is None
+
+
+def test_what_an_engine_refuses_is_not_kept_in_flight() -> None:
+    clock = Clock(are_known=False)
+    clock.run(300)
+    before = clock.controller.most
+    clock.controller.sent(clock.now, "refused", TOKENS)
+    clock.controller.ended(clock.now, "refused", is_refused=True)
+    assert clock.controller.most < before
+
+
+def test_answers_of_errors_do_not_count_as_work() -> None:
+    controller = ShareController(SEATS, are_known=False)
+    controller.unobservable()
+    for second in range(200):
+        while controller.may_send(second):
+            controller.sent(second, object(), TOKENS)
+        for key in list(controller._in_flight):
+            controller.ended(second + 0.5, key, work=None)
+    assert controller.most == SEATS // 4
+
+
+def test_what_was_found_stays_when_the_same_seats_are_told_again() -> None:
+    """At each new start of the engine."""
+    controller = ShareController(SEATS, are_known=False)
+    search = controller.search
+    controller.set_seats(SEATS, are_known=False)
+    assert controller.search is search
+    controller.set_seats(SEATS, are_known=True)
+    assert controller.search is None
 
 
 def test_seats_that_others_have_are_not_free() -> None:

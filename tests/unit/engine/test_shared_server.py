@@ -18,10 +18,12 @@ from batchyard.engine.kinds.vllm import SEATS_PAGE, seats_of
 from batchyard.engine.objective import Objective
 from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.routes import routes_with_field
-from batchyard.engine.sharing import controller
+from batchyard.engine.sharing import controller, search
 from batchyard.engine.sharing import gate as gates
 from batchyard.errors import EngineLost, SettingsError
 from batchyard.processes.beside import beside
+from batchyard.runner.window.window import Window
+from batchyard.runner.window.window_request import WindowRequest
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -144,7 +146,7 @@ async def test_a_server_that_does_not_tell_is_taken_to_be_small_and_that_is_said
     async with served() as server, started(server.url) as engine:
         await engine.start()
     (said,) = [one.getMessage() for one in caplog.records if "seats_unknown" in one.message]
-    assert "keeps 8 in flight. Set max_num_seqs of the block or --engine-seats" in said
+    assert "keeps 8 in flight at first, and then as many as are fastest. Set max_num_seqs" in said
 
 
 @pytest.mark.parametrize(
@@ -326,3 +328,42 @@ async def test_an_objective_of_the_engine_is_judged_by_the_servers_histograms(
             await asyncio.wait([task])
     finally:
         await runner.cleanup()
+
+
+async def test_what_is_fastest_is_found_on_a_real_server_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers as many at once as it gets, so more is better up to the most that is tried."""
+    monkeypatch.setattr(search, "_SECONDS", 0.05)
+    monkeypatch.setattr(search, "MOST", 32)
+
+    async def answer(_: web.Request) -> web.Response:
+        await asyncio.sleep(0.05)
+        return web.json_response({"usage": {"prompt_tokens": 8, "completion_tokens": 2}})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post(CHAT, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with (
+            started(url) as engine,
+            Window(engine, timeout_seconds=60, hang_seconds=60) as window,
+            beside(submit_forever(window)),
+        ):
+            assert window.limit == 8
+            async with asyncio.timeout(PATIENCE * 60):
+                while window.limit < 16 or window.in_flight < 16:  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(0.01)
+            assert engine.max_num_seqs == window.size == window.limit
+    finally:
+        await runner.cleanup()
+
+
+async def submit_forever(window: Window) -> None:
+    for ordinal in itertools.count():
+        request = WindowRequest(ordinal, str(ordinal), CHAT, BODY, lambda *_: None, owner="a")
+        await window.submit(request)
