@@ -60,7 +60,7 @@ WALLS = {
         r"Deep[A-Z]|DEEP|^\.?(is_)?deep$|deep_[cv]|(?i:prompt_?count)",
         13,
     ),
-    "slurm": Wall(r"(?i)slurm", 4),
+    "slurm": Wall(r"(?i)slurm", 7),
     "several machines": Wall(
         r"engine_node|^\.?_?nodes$|nodes_port|^Nodes$|vllm\.nodes",
         2,
@@ -69,6 +69,7 @@ WALLS = {
             "batchyard.lines.templates",
             "batchyard.plan.roots",
             "batchyard.store.tables.batch_roots",
+            "commands.slurm.job_script",
         ),
     ),
 }
