@@ -38,7 +38,8 @@ _SAY_PID = "import os, sys; print(os.getpid(), flush=True); "
 _LISTENS = (
     "import signal; signal.signal(signal.{name}, lambda *_: os._exit(7)); "
     # Not signal.pause(): a signal just before it would be lost.
-    "print('listens', flush=True); import time; [time.sleep(0.02) for _ in range(3000)]"
+    "print('listens', flush=True); import time\n"
+    "for _ in range(3000): time.sleep(0.02)"
 )
 
 
