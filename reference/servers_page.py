@@ -79,7 +79,8 @@ two cores.
 the same number was several times as fast at another moment: those of llama-cpp-python and \
 `transformers serve` told nothing and are left out. Later, after a change for vLLM, one was \
 compared with only the number that was found, 15 seconds each, twice in turns: 255 and 258 answers \
-per second with what was found, 253 and 254 with 128 fixed. Before, a batch kept 8 in flight on both.
+per second with what was found, 253 and 254 with 128 fixed. Before, a batch kept 8 in flight on \
+both.
 """
 _IGNORED: Final = """The server takes these fields with a good status and does nothing with them. \
 A batch whose lines have one gets a [warning](../input-format.md), as for a field that the \
