@@ -71,6 +71,7 @@ async def test_a_job_that_is_preempted_finishes_what_is_in_its_engine(
     assert len(await deployment.runners("preempted")) == 2
 
 
+@pytest.mark.slow
 async def test_a_lost_controller_delays_only_what_is_not_submitted(
     deployment: Deployment, slurm: SlurmCluster
 ) -> None:
