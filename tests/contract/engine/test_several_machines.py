@@ -6,6 +6,7 @@ The other machine runs `batchyard engine-node`, as by hand.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -135,15 +136,20 @@ async def engine(other: OtherMachine, tmp_path: Path) -> AsyncIterator[VllmEngin
 
 
 async def test_a_batch_runs_on_both_machines_and_both_end_together(
-    engine: VllmEngine, other: OtherMachine, tmp_path: Path
+    engine: VllmEngine, other: OtherMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shares: list[float] = []
+    stop = engine.stop
+
+    async def count_and_stop() -> None:
+        if engine.metrics_socket is not None:
+            shares[:] = successes(await engine.metrics())
+        await stop()
+
+    monkeypatch.setattr(engine, "stop", count_and_stop)
     async with yard_with(engine, tmp_path) as yard:
-        lines = [line(number) for number in range(40)]
-        batch_id = await yard.create(lines)
-        async with asyncio.TaskGroup() as tasks:
-            finishing = tasks.create_task(finish(yard, batch_id))
-            shares = await shares_of_ranks(engine, finishing, of=len(lines))
-        batch = finishing.result()
+        lines = [line(number, max_tokens=100) for number in range(60)]
+        batch = await finish(yard, await yard.create(lines))
         results = await yard.results(batch.output_file_id)
     assert [each["custom_id"] for each in results] == [each["custom_id"] for each in lines]
     assert min(shares) > 0, shares
@@ -156,7 +162,7 @@ async def test_the_loss_of_a_machine_in_the_middle_loses_and_repeats_no_line(
 ) -> None:
     """Its processes are killed; the engine starts again on both by itself."""
     async with yard_with(engine, tmp_path) as yard:
-        lines = [line(number, max_tokens=300) for number in range(60)]
+        lines = [line(number, max_tokens=2000) for number in range(60)]
         batch_id = await yard.create(lines)
         async with asyncio.TaskGroup() as tasks:
             finishing = tasks.create_task(finish(yard, batch_id))
@@ -208,25 +214,9 @@ async def finish(yard: Yard, batch_id: str) -> BatchRecord:
     return await take_to_its_end(yard.services, batch_id, run)
 
 
-def line(number: int, *, max_tokens: int = 8) -> dict[str, object]:
+def line(number: int, *, max_tokens: int) -> dict[str, object]:
     more = {"model": MODEL, "max_tokens": max_tokens, "ignore_eos": True}
     return chat_line(f"line-{number}", f"number {number}", **more)
-
-
-async def shares_of_ranks(
-    engine: VllmEngine, finishing: asyncio.Task[object], *, of: int
-) -> list[float]:
-    """How many requests each rank has finished, by the last metrics before the engine's end."""
-    shares: list[float] = []
-    while not finishing.done() and sum(shares) < of:
-        if engine.metrics_socket is not None and engine.metrics_socket.exists():
-            try:
-                found = successes(await engine.metrics())
-            except EngineLost:
-                found = []
-            shares = found if sum(found) >= sum(shares) else shares
-        await asyncio.sleep(0.1)
-    return shares
 
 
 def successes(metrics: str) -> list[float]:
@@ -239,9 +229,14 @@ def successes(metrics: str) -> list[float]:
 
 async def working(engine: VllmEngine, finishing: asyncio.Task[object]) -> None:
     """Return once both ranks have answered something."""
-    while min(await shares_of_ranks(engine, finishing, of=1) or [0]) == 0:
+    shares = [0.0]
+    while min(shares) == 0:
         assert not finishing.done(), finishing.result()
         await asyncio.sleep(0.1)
+        if engine.metrics_socket is not None and engine.metrics_socket.exists():
+            # It is not ready yet, or has ended.
+            with contextlib.suppress(EngineLost):
+                shares = successes(await engine.metrics())
 
 
 async def nothing_left(other: OtherMachine, seconds: float = 20.0) -> None:
