@@ -331,6 +331,8 @@ async def test_a_line_that_is_refused_while_others_are_served_fails_with_its_las
 async def test_two_bad_lines_at_the_end_of_a_batch_fail_too() -> None:
     """Others were served after each was refused, and none is left that may show more."""
     server = Server(lambda _, text: refusal(502) if "bad" in text else None)
+    # Long enough that each bad line is refused several times beside others.
+    server.seconds = 0.1
     async with window_on(server, RetryPolicy(20, 0.01, 0.05)) as (_, lines):
         await lines.submit("bad 1", "bad 2", *(f"line {n}" for n in range(200)))
         await lines.has(202)
