@@ -47,6 +47,8 @@ secret_access_key = { variable = "S3_SECRET" }
 """
 LEFT_OUT = {
     "batch_invariant": False,
+    "nodes": 1,
+    "nodes_port": 29600,
     "ttft_ms": None,
     "itl_ms": None,
     "latency_quantile": 0.99,
