@@ -21,6 +21,7 @@ from benchmarks import (
     eviction,
     lengths,
     live_gaps,
+    many_nodes,
     million,
     no_barrier,
     other_tools,
@@ -463,3 +464,13 @@ async def test_batches_that_begin_alike_find_more_in_the_cache_of_vllm_side_by_s
         shared_roots.Size(questions=16), rounds=1
     )
     assert apart.cached < together.cached <= one_file.cached + 0.01
+
+
+@pytest.mark.slow
+def test_what_many_nodes_ask_of_the_database_is_counted() -> None:
+    size = many_nodes.Size(nodes=(3,), seconds=10, batches=2, lines=100)
+    (load,) = many_nodes.measure(size)
+    assert load.nodes == 3
+    assert 0.5 < load.share <= 1.3
+    assert load.commits > 0
+    assert load.lost == 0
