@@ -187,13 +187,8 @@ async def delete_message_batch(
     services = caller.services
     if batch.status in TERMINAL:
         # First, so that a deletion that breaks off can be repeated.
-        ledger_id = result_file_id(batch.id, "ledger")
-        for file_id in (
-            batch.input_file_id,
-            batch.output_file_id,
-            batch.error_file_id,
-            ledger_id,
-        ):
+        results = (batch.output_file_id, batch.error_file_id, result_file_id(batch.id, "ledger"))
+        for file_id in (batch.input_file_id, *results):
             if file_id is not None:
                 with suppress(RecordNotFound):
                     await delete_file(services, caller.tenant, file_id)

@@ -34,6 +34,7 @@ class Scratch:
             if _can_lock(self._lock):
                 new_path.rename(self._lock_path)
             else:
+                # Without a lock it must not be taken for a left one.
                 new_path.unlink()
             self.path.mkdir(mode=0o700)
         except OSError:
