@@ -35,11 +35,14 @@ from flows.process.stop_signal import StopSignal
 from tests.lifecycle import prepare_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from batchyard.services.services import Services
 
 ROOT = Path(__file__).parents[1]
 MAX_NUM_SEQS = 64
 LEASE_SECONDS = 5.0
+NOTHING = "nothing"
 _LIMIT_SECONDS = 300.0
 
 
@@ -57,14 +60,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Loss:
-    """Of one batch whose runner was evicted at half, or, without a ``notice``, of one in peace.
+    """Of one batch whose runner was evicted at half by ``what``, or by nothing.
 
     ``answers``: custom_ids in the output, each once. ``work_again``: the engine's seconds for what
     was executed a second time, as a share of all requests' seconds. ``gap_seconds``: the longest
     time without a new durable answer.
     """
 
-    notice: float | None
+    what: str
     requests: int
     answers: int
     executed: int
@@ -92,10 +95,10 @@ async def _life(size: Size, notice: float | None) -> Loss:
             batch_id = await fetched_batch(services, source, output=output)
             await prepare_batch(services, batch_id)
             began = time.monotonic()
-            looking = asyncio.create_task(_longest_gap(services, batch_id, size.requests))
+            looking = asyncio.create_task(longest_gap(services, batch_id, size.requests))
             if notice is not None:
                 victim = await _start_runner(home, size, notice / 2)
-                await _answered(services, batch_id, size.requests // 2)
+                await answered(services, batch_id, size.requests // 2)
                 await _evict(victim, notice)
             heir = await _start_runner(home, size, 0.0)
             gap = await looking
@@ -110,22 +113,26 @@ async def _life(size: Size, notice: float | None) -> Loss:
         executed = Counter(line.split()[-1] for line in witness)
         answers = Counter(json.loads(line)["custom_id"] for line in output.open())
         assert set(answers.values()) == {1}
-    seconds_of = {body: _seconds(body, size.shortest_seconds) for body in executed}
-    again = sum(seconds_of[body] * (times - 1) for body, times in executed.items())
-    return Loss(
-        notice,
-        size.requests,
-        len(answers),
-        len(witness),
-        again / sum(seconds_of.values()),
-        gap,
-        seconds,
-    )
+    again = work_again(executed, size.shortest_seconds)
+    return Loss(_what(notice), size.requests, len(answers), len(witness), again, gap, seconds)
 
 
-def _seconds(digest: str, shortest: float) -> float:
+def _what(notice: float | None) -> str:
+    if notice is None:
+        return NOTHING
+    return f"SIGTERM, {notice:g} s before SIGKILL" if notice else "SIGKILL"
+
+
+def seconds_of(digest: str, shortest: float) -> float:
     """How long the request with this SHA-256 takes: four times the shortest in the median."""
     return float(shortest * 16 ** (int(digest[:8], 16) / 2**32))
+
+
+def work_again(executed: Mapping[str, int], shortest: float) -> float:
+    """The share of all work that was done a second time, from the executions of each digest."""
+    seconds = {digest: seconds_of(digest, shortest) for digest in executed}
+    again = sum(seconds[digest] * (times - 1) for digest, times in executed.items())
+    return again / sum(seconds.values())
 
 
 async def _evict(victim: asyncio.subprocess.Process, notice: float) -> None:
@@ -154,7 +161,7 @@ async def _done(services: Services, batch_id: str) -> int:
     return (await services.store.batches.get(batch_id)).counts.completed
 
 
-async def _answered(services: Services, batch_id: str, count: int) -> None:
+async def answered(services: Services, batch_id: str, count: int) -> None:
     """Until so many requests have their durable answer."""
     deadline = time.monotonic() + _LIMIT_SECONDS
     while await _done(services, batch_id) < count:
@@ -162,12 +169,12 @@ async def _answered(services: Services, batch_id: str, count: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _longest_gap(services: Services, batch_id: str, count: int) -> float:
+async def longest_gap(services: Services, batch_id: str, count: int) -> float:
     """Seconds without a further durable answer, from the first one to the last."""
-    await _answered(services, batch_id, 1)
+    await answered(services, batch_id, 1)
     longest, last = 0.0, time.monotonic()
     while (done := await _done(services, batch_id)) < count:
-        await _answered(services, batch_id, done + 1)
+        await answered(services, batch_id, done + 1)
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
     return longest
 
@@ -176,7 +183,7 @@ async def _serve(home: Path, shortest: float, drain_seconds: float) -> None:
     """A runner that drains at SIGTERM, as ``run-chunks`` does."""
 
     def latency(body: bytes) -> float:
-        return _seconds(hashlib.sha256(body).hexdigest(), shortest)
+        return seconds_of(hashlib.sha256(body).hexdigest(), shortest)
 
     engine = StubEngine(
         MODEL,
@@ -200,20 +207,20 @@ async def _serve(home: Path, shortest: float, drain_seconds: float) -> None:
 
 
 def table(found: list[Loss]) -> str:
+    """The batch in peace first."""
     peace, *evicted = found
-    in_peace = f"| nothing | 0 | 0% | {peace.gap_seconds:.1f} | 1.00× |"
+    in_peace = f"| {peace.what} | 0 | 0% | {peace.gap_seconds:.1f} | 1.00× |"
     columns = "run twice | work done again | longest time without an answer, s | time of the batch"
     lines = [
         f"| evicted at half of {peace.requests:,} requests | {columns} |",
         "|---|---|---|---|---|",
         in_peace,
     ]
-    for loss in evicted:
-        notice = f"SIGTERM, {loss.notice:g} s before SIGKILL" if loss.notice else "SIGKILL"
-        lines.append(
-            f"| {notice} | {loss.lost} | {loss.work_again:.1%} | {loss.gap_seconds:.1f} "
-            f"| **{loss.batch_seconds / peace.batch_seconds:.2f}×** |"
-        )
+    lines += (
+        f"| {loss.what} | {loss.lost} | {loss.work_again:.1%} | {loss.gap_seconds:.1f} "
+        f"| **{loss.batch_seconds / peace.batch_seconds:.2f}×** |"
+        for loss in evicted
+    )
     return "\n".join(lines)
 
 

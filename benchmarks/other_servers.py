@@ -2,11 +2,12 @@
 
 ``python -m benchmarks.other_servers [NAME …]`` starts servers, one after the other: those of
 `make test-engines`, and a vLLM that does not say how many requests it runs at once. Each gets the
-same requests through the same window. First a batch for which nobody says a number: its whole run
-counts, with the search in it. Then fixed numbers in flight and what was found, in turns; what was
-found is searched for on. It prints answers per second, both as a part of those with the best fixed
-number, and the number that was found. The servers and the clients share the machine, so only the
-ratios within one run mean something.
+same requests through the same window. First fixed numbers in flight, in turns, which says what the
+best one is. Then a batch for which nobody says a number, with the search in it, between two of the
+best one. Then what was found and the best one in turns; it is searched on. It prints answers per
+second, and those with the number that was found as a part of those with the best one at about the
+same time, because speeds drift and the best of many is best by chance as well. The servers and the
+clients share the machine, so only the ratios within one run mean something.
 
 With ``--scale 0.3`` each part is shorter, for a look.
 """
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from batchyard.results.results import ResultLine
 
 ROUNDS: Final = 3
+PAIRS: Final = 6
 _VLLM: Final = "vLLM"
 _WARM_SECONDS: Final = 1.5
 """At the beginning of each part nothing is counted: a server that others may use is looked at
@@ -134,24 +136,36 @@ async def _compare(name: str, url: str, model: str, scale: float) -> str:
     await found.start()
     await _send(fixed, case, 2.0)
     whole, seconds = scale * case.found_seconds, max(2 * _WARM_SECONDS, scale * case.seconds)
-    run = (await _send(found, case, whole)).rate(0, whole)
-    numbers: Counter[int] = Counter()
-    speeds: dict[int | None, list[float]] = {number: [] for number in (*case.fixed, None)}
+
+    async def rate(engine: RemoteEngine, seconds: float) -> float:
+        return (await _send(engine, case, seconds)).rate(_WARM_SECONDS, seconds)
+
+    speeds: dict[int, list[float]] = {number: [] for number in case.fixed}
     for _ in range(ROUNDS):
-        for number, seen in speeds.items():
-            fixed.number = number or 1
-            counter = await _send(found if number is None else fixed, case, seconds)
-            seen.append(counter.rate(_WARM_SECONDS, seconds))
-            if number is None:
-                numbers += counter.numbers
+        for fixed.number, seen in speeds.items():
+            seen.append(await rate(fixed, seconds))
+    median = {number: statistics.median(seen) for number, seen in speeds.items()}
+    fixed.number = best = max(median, key=median.__getitem__)
+
+    beside = [await rate(fixed, whole / 4)]
+    run = (await _send(found, case, whole)).rate(0, whole)
+    beside.append(await rate(fixed, whole / 4))
+
+    numbers: Counter[int] = Counter()
+    of_best, of_found = [], []
+    for _ in range(PAIRS):
+        of_best.append(await rate(fixed, seconds))
+        counter = await _send(found, case, seconds)
+        of_found.append(counter.rate(_WARM_SECONDS, seconds))
+        numbers += counter.numbers
     await found.stop()
     await fixed.stop()
-    median = {number: statistics.median(seen) for number, seen in speeds.items()}
-    best = max(median[number] for number in case.fixed)
     ((number, _),) = numbers.most_common(1)
-    cells = [f"{median[number]:.0f}" if number in median else "" for number in _ALL]
-    cells += [f"{run:.0f}", f"{run / best:.2f}", f"{median[None]:.0f} with {number}"]
-    return f"| {name} | {' | '.join([*cells, f'{median[None] / best:.2f}'])} |"
+    cells = [f"{median[each]:.0f}" if each in median else "" for each in _ALL]
+    cells += [f"{run:.0f}", f"{run / statistics.mean(beside):.2f} of {best}"]
+    cells += [f"{statistics.median(of_found):.0f} with {number}"]
+    part = statistics.median(of_found) / statistics.median(of_best)
+    return f"| {name} | {' | '.join([*cells, f'{part:.2f}'])} |"
 
 
 @contextlib.asynccontextmanager

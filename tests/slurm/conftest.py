@@ -6,6 +6,7 @@ often; a runner of each job uses them. What a job is given is a shared folder an
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,10 +47,16 @@ def slurm() -> Iterator[SlurmCluster]:
 def server(
     slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrefectServer]:
-    shared = tmp_path_factory.mktemp("shared")
+    with deployed_on(slurm, tmp_path_factory.mktemp("shared")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def deployed_on(slurm: SlurmCluster, shared: Path, **others: int) -> Iterator[PrefectServer]:
+    """The page's steps; ``others`` are settings of the page with other values."""
     environment = {
         "BATCHYARD_HOME": str(shared / "home"),
-        "BATCHYARD_CONFIG": str(settings_file(shared)),
+        "BATCHYARD_CONFIG": str(settings_file(shared, **others)),
         **slurm.environment,
     }
     with prefect_server(shared, environment) as running:
@@ -63,7 +70,7 @@ def server(
     EventsWorker.drain_all(timeout=_EVENTS_SECONDS)
 
 
-def settings_file(folder: Path) -> Path:
+def settings_file(folder: Path, *, jobs: int = JOBS, **others: int) -> Path:
     """The page's one file, which all processes have, with addresses of this machine."""
     ours = {
         '"postgresql://batchyard:PASSWORD@db.example.org/batchyard"': (
@@ -71,7 +78,7 @@ def settings_file(folder: Path) -> Path:
         ),
         '"s3://batches/prod"': f'"{folder / "objects"}"',
         '"KEY"': f'"{Fernet.generate_key().decode()}"',
-        "gpu = 8": f"gpu = {JOBS}",
+        "gpu = 8": f"gpu = {jobs}",
         "gpus = 1": f'gpus = 0\ndrain_seconds = {DRAIN_SECONDS}\nscratch = "{folder}"',
         # A job fills a node.
         "cpus = 8": f"cpus = {CPUS}",
@@ -79,7 +86,7 @@ def settings_file(folder: Path) -> Path:
         '"4:00:00"': '"30"',
     }
     path = folder / "batchyard.toml"
-    quick = "".join(f"{name} = {value}\n" for name, value in QUICK.items())
+    quick = "".join(f"{name} = {value}\n" for name, value in (QUICK | others).items())
     path.write_text(quick + replaced(block(PAGE, "settings"), ours))
     path.chmod(0o600)
     return path

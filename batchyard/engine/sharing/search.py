@@ -35,6 +35,8 @@ _CLEAR: Final = 0.5
 _SECONDS: Final = 1.0
 _ANSWERS: Final = 6
 """The least that one measurement takes."""
+_PAUSE_SECONDS: Final = 1.0
+"""So long without a request is no part of a measurement: nobody had one."""
 _TURNS: Final = 2
 """So many times as many answers as the number belong to a measurement; to the first one half."""
 _FULL: Final = 0.75
@@ -190,15 +192,18 @@ class Search:
         self._best_seconds = seen.seconds
 
     def _hold(self, seconds: float) -> _Steps[bool]:
-        """Return after so long, or when the server has become slower, and whether it has."""
+        """Return after so much work, or when the server has become slower, and whether it has.
+
+        The time between two batches is not counted: each of many short ones would begin with a
+        comparison.
+        """
         if not self._of_best:
             yield from self._measure_best()
-        began: float | None = None
-        of_best, falls = median(self._of_best), 0
+        of_best, held, falls = median(self._of_best), 0.0, 0
         while falls < 2:
             seen = yield from _measured(self._best)
-            began = seen.at if began is None else began
-            if seen.at - began >= seconds:
+            held += seen.seconds
+            if held >= seconds:
                 return False
             has_fallen = seen.in_flight >= _FULL * self._best and seen.speed < _FALLEN * of_best
             falls = falls + 1 if has_fallen else 0
@@ -216,8 +221,6 @@ class _Seen(NamedTuple):
     """Work per second; 0: so little that it took too long."""
     in_flight: float
     """Sequences, on average."""
-    at: float
-    """When it ended."""
     seconds: float
     """How long it took."""
 
@@ -256,9 +259,11 @@ class _Trial:
 
     def passes(self, now: float, in_flight: int) -> None:
         """So many are in flight from now on."""
-        if not self._in_flight and not self._sequences:
-            # Nothing was there to be measured until now.
-            self._created = self._began = self._at = now
+        pause = now - self._at
+        if not self._in_flight and (pause > _PAUSE_SECONDS or not self._sequences):
+            # Nothing was there to be measured.
+            self._created += pause
+            self._began += pause
         self._sequence_seconds += self._in_flight * (now - self._at)
         self._in_flight, self._at = in_flight, now
 
@@ -282,9 +287,9 @@ class _Trial:
         """What was measured; None: that takes longer."""
         seconds, whole = now - self._began, now - self._created
         if whole > self._most_seconds:
-            return _Seen(0.0, 0.0, now, whole)
+            return _Seen(0.0, 0.0, whole)
         is_enough = self._answers >= _ANSWERS and self._sequences >= turns * number
         if not is_enough or seconds < turns * _SECONDS or self._seconds <= 0:
             return None
         mean = self._sequence_seconds / seconds
-        return _Seen(mean * self._work / self._seconds, mean, now, whole)
+        return _Seen(mean * self._work / self._seconds, mean, whole)

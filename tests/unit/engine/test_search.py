@@ -290,3 +290,20 @@ def test_answers_that_end_together_are_no_faster_than_others() -> None:
     search._go_on = go_on  # type: ignore[method-assign]
     Server(lambda count: 25.0 * count).run(100, search)
     assert speeds[0] == pytest.approx(25 * FIRST, rel=0.02)
+
+
+def test_batches_with_pauses_between_them_keep_the_number_that_was_found() -> None:
+    """It is looked at again after so much work, not after so much time without any."""
+    server, search = Server(to_a_limit), Search(FIRST)
+    server.run(60, search)
+    numbers = {search.number}
+    for _ in range(4):
+        server.run(1, search)
+        server.lines_left = 0
+        server.run(600, search)
+        server.lines_left = 64 * 5
+        for _ in range(3):
+            server.run(1, search)
+            numbers.add(search.number)
+        server.lines_left = 10**9
+    assert numbers == {64}
