@@ -1,8 +1,8 @@
 """What 200 nodes with an engine each ask of the database, and of nothing else.
 
 PostgreSQL is real, and so are the runners, their leases, heartbeats and segments. The engines are
-stubs that need no processor, and the object store is a folder. Each process has many runners, as
-200 processes do not fit into a small machine's memory; they share its connections.
+stubs that need no processor, and the object store is a folder. Each process has ten runners, as
+200 processes do not fit into a small machine's memory; they share its connections to the database.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.services.ports import free_port
 from tests.services.postgres import postgres_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from batchyard.engine.base import Engine
     from tests.services.postgres import PostgresCluster
@@ -42,13 +42,13 @@ ROOT = Path(__file__).parents[1]
 LATENCY_SECONDS = 10.0
 MAX_NUM_SEQS = 8
 LEASE_SECONDS = 30.0
-_IN_A_PROCESS = 10
 _COLUMNS = (
     "requests a second",
     "of what the engines can",
     "commits a second",
     "processors of PostgreSQL",
     "of all runners",
+    "connections",
     "leases lost",
 )
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -59,6 +59,7 @@ class Size:
     """``seconds``: how long is measured, once all runners have begun."""
 
     nodes: tuple[int, ...] = (25, 50, 100, 200)
+    in_a_process: int = 10
     seconds: float = 40.0
     batches: int = 40
     lines: int = 500
@@ -71,7 +72,7 @@ class Load:
 
     ``share``: of the requests that the engines could have answered. ``lost``: chunks that were
     leased again because their owner was late. Processor seconds are of all processes of
-    PostgreSQL, and of all runners.
+    PostgreSQL, and of all runners. ``connections``: that they had to the database at the end.
     """
 
     nodes: int
@@ -80,13 +81,15 @@ class Load:
     commits: float
     database: float
     runners: float
+    connections: int
     lost: int
 
 
-def measure(size: Size | None = None) -> list[Load]:
+def measure(size: Size | None = None) -> Iterator[Load]:
     size = size or Size()
-    with postgres_on(free_port()) as cluster:
-        return [asyncio.run(_with(size, nodes, cluster)) for nodes in size.nodes]
+    with postgres_on(free_port(), max_connections="2100") as cluster:
+        for nodes in size.nodes:
+            yield asyncio.run(_with(size, nodes, cluster))
 
 
 async def _with(size: Size, nodes: int, cluster: PostgresCluster) -> Load:
@@ -101,7 +104,8 @@ async def _with(size: Size, nodes: int, cluster: PostgresCluster) -> Load:
                     home / f"{number}.jsonl", count=size.lines, model=MODEL, seed=number
                 )
                 await prepare_batch(services, await fetched_batch(services, source))
-        counts = [len(range(first, nodes, _runners(nodes))) for first in range(_runners(nodes))]
+        processes = -(-nodes // size.in_a_process)
+        counts = [len(range(first, nodes, processes)) for first in range(processes)]
         started = [await _start(home, url, count) for count in counts]
         try:
             for each in started:
@@ -113,10 +117,6 @@ async def _with(size: Size, nodes: int, cluster: PostgresCluster) -> Load:
             for each in started:
                 each.kill()
                 await each.wait()
-
-
-def _runners(nodes: int) -> int:
-    return -(-nodes // _IN_A_PROCESS)
 
 
 async def _look(
@@ -137,6 +137,9 @@ async def _look(
         await asyncio.sleep(size.seconds)
         after = await look()
         lost = await connection.fetchval("SELECT count(*) FROM chunks WHERE epoch > 1")
+        connections = await connection.fetchval(
+            "SELECT count(*) - 1 FROM pg_stat_activity WHERE datname = current_database()"
+        )
     finally:
         await connection.close()
     seconds = after[0] - before[0]
@@ -150,6 +153,7 @@ async def _look(
         commits,
         of_database / _TICKS,
         of_runners / _TICKS,
+        connections,
         lost,
     )
 
@@ -188,22 +192,15 @@ async def _serve(home: Path, url: str, count: int) -> None:
         print("begun", flush=True)
 
 
-def table(found: list[Load]) -> str:
-    lines = [
-        f"| nodes | {' | '.join(_COLUMNS)} |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += (
-        f"| {load.nodes} | {load.answered:.0f} | {load.share:.0%} | {load.commits:.0f} "
-        f"| {load.database:.2f} | {load.runners:.2f} | {load.lost} |"
-        for load in found
-    )
-    return "\n".join(lines)
-
-
-def section() -> str:
-    """Measure, and return what the page is to say."""
-    return table(measure())
+def table(found: Iterable[Load]) -> Iterator[str]:
+    """Its lines, each as soon as it is measured."""
+    yield f"| nodes | {' | '.join(_COLUMNS)} |"
+    yield "|---" * (len(_COLUMNS) + 1) + "|"
+    for load in found:
+        yield (
+            f"| {load.nodes} | {load.answered:.0f} | {load.share:.0%} | {load.commits:.0f} "
+            f"| {load.database:.2f} | {load.runners:.2f} | {load.connections} | {load.lost} |"
+        )
 
 
 if __name__ == "__main__":
@@ -211,4 +208,5 @@ if __name__ == "__main__":
         home, url, count = json.loads(os.environ["BENCH"])
         asyncio.run(_serve(Path(home), url, count))
     else:
-        print(table(measure()))
+        for line in table(measure()):
+            print(line, flush=True)

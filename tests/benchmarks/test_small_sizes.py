@@ -471,6 +471,7 @@ def test_what_many_nodes_ask_of_the_database_is_counted() -> None:
     size = many_nodes.Size(nodes=(3,), seconds=10, batches=2, lines=100)
     (load,) = many_nodes.measure(size)
     assert load.nodes == 3
+    assert load.connections >= 1
     assert 0.5 < load.share <= 1.3
     assert load.commits > 0
     assert load.lost == 0

@@ -132,9 +132,9 @@ def postgres_for_session(request: pytest.FixtureRequest) -> PostgresCluster:
 
 
 @contextlib.contextmanager
-def postgres_on(port: int) -> Iterator[PostgresCluster]:
+def postgres_on(port: int, **settings: str) -> Iterator[PostgresCluster]:
     """A cluster of its own that can be reached over TCP, for machines that share nothing else."""
-    cluster = _start(_binaries(), port)
+    cluster = _start(_binaries(), port, **settings)
     try:
         yield cluster
     finally:
@@ -153,7 +153,7 @@ def _binaries() -> Path:
     pytest.skip(message)
 
 
-def _start(binaries: Path, port: int | None = None) -> PostgresCluster:
+def _start(binaries: Path, port: int | None = None, **others: str) -> PostgresCluster:
     # A socket's path has at most 107 bytes, which pytest's own folders may exceed.
     folder = Path(tempfile.mkdtemp(prefix="batchyard-pg-", dir="/tmp"))
     as_user = _unprivileged(folder)
@@ -162,7 +162,7 @@ def _start(binaries: Path, port: int | None = None) -> PostgresCluster:
     initdb += ["--username", _SUPERUSER, "--encoding", "UTF8", "--no-locale"]
     subprocess.run([*as_user, *initdb], check=True, stdout=subprocess.DEVNULL, cwd=folder)
     server = [str(binaries / "postgres"), "-D", str(data), "-k", str(folder)]
-    settings = dict(_SETTINGS)
+    settings = _SETTINGS | others
     if port is not None:
         settings |= {"listen_addresses": "127.0.0.1", "port": str(port)}
     for name, value in settings.items():
