@@ -154,9 +154,9 @@ async def _compare(name: str, url: str, model: str, scale: float) -> str:
     numbers: Counter[int] = Counter()
     of_best, of_found = [], []
     for _ in range(PAIRS):
-        of_best.append(await rate(fixed, seconds))
-        counter = await _send(found, case, seconds)
-        of_found.append(counter.rate(_WARM_SECONDS, seconds))
+        of_best.append(await rate(fixed, 3 * seconds))
+        counter = await _send(found, case, 3 * seconds)
+        of_found.append(counter.rate(_WARM_SECONDS, 3 * seconds))
         numbers += counter.numbers
     await found.stop()
     await fixed.stop()

@@ -66,21 +66,22 @@ def page() -> str:
 
 
 _IN_FLIGHT: Final = """Answers per second with fixed numbers in flight, and with the one that a \
-batch finds where nobody says it: in its whole run, with the search, and after that, in turns with \
-the fixed ones (`python -m benchmarks.other_servers`). Tiny models, server and client on the same \
-two cores.
+batch finds where nobody says it: in a whole run with its search (150 seconds, 80 for the two that \
+run little at once), between two of the best fixed number, and after that, in turns with it \
+(`python -m benchmarks.other_servers`). Tiny models, server and client on the same two cores.
 
 | server | 1 | 2 | 4 | 8 | 16 | 32 | 64 | 128 | 256 | whole run | of the best | then | of the best |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
-| vLLM | 12 | 24 | 43 | 63 | 87 | 143 | 211 | 260 | 308 | 238 | 0.77 | 306 with 256 | 0.99 |
-| Infinity | 25 | 56 | 77 | 176 | 149 | 195 | 220 | 188 | 276 | 221 | 0.80 | 201 with 128 | 0.73 |
+| Infinity | 89 |  | 204 | 329 | 516 | 687 | 697 | 640 | 759 | 708 | 0.99 of 256 | 712 with 64 | 0.95 |
+| llama-cpp-python | 53 | 79 | 86 | 70 | 80 |  |  |  |  | 86 | 1.01 of 4 | 82 with 2 | 1.08 |
+| `transformers serve` | 29 | 28 | 28 | 30 | 31 |  |  |  |  | 29 | 1.04 of 16 | 30 with 4 | 0.98 |
+| vLLM | 15 |  | 61 | 117 | 177 | 289 | 421 | 531 | 638 | 575 | 1.02 of 256 | 550 with 256 | 0.93 |
 
-**These are preliminary.** Whole runs were 72 seconds, and the machine had so much other work that \
-the same number was several times as fast at another moment: those of llama-cpp-python and \
-`transformers serve` told nothing and are left out. Later, after a change for vLLM, one was \
-compared with only the number that was found, 15 seconds each, twice in turns: 255 and 258 answers \
-per second with what was found, 253 and 254 with 128 fixed. Before, a batch kept 8 in flight on \
-both.
+One run each, that of vLLM beside other work. **The machine's own speed differs by more than these \
+parts**: two earlier runs of vLLM had 0.98 and 0.93 for the whole one, and 0.93 is with the very \
+number that it is compared with. Eight more pairs of 15 seconds, both with 256 in flight, lay \
+between 0.73 and 1.32. An earlier run of Infinity had 0.98 and 0.99. Before the search, a batch \
+kept 8 in flight on all of them but the two that begin with one.
 """
 _IGNORED: Final = """The server takes these fields with a good status and does nothing with them. \
 A batch whose lines have one gets a [warning](../input-format.md), as for a field that the \
