@@ -72,7 +72,8 @@ run little at once), between two of the best fixed number, and after that, in tu
 
 | server | 1 | 2 | 4 | 8 | 16 | 32 | 64 | 128 | 256 | whole run | of the best | then | of the best |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
-| Infinity | 89 |  | 204 | 329 | 516 | 687 | 697 | 640 | 759 | 708 | 0.99 of 256 | 712 with 64 | 0.95 |
+| Infinity | 89 |  | 204 | 329 | 516 | 687 | 697 | 640 | 759 \
+| 708 | 0.99 of 256 | 712 with 64 | 0.95 |
 | llama-cpp-python | 53 | 79 | 86 | 70 | 80 |  |  |  |  | 86 | 1.01 of 4 | 82 with 2 | 1.08 |
 | `transformers serve` | 29 | 28 | 28 | 30 | 31 |  |  |  |  | 29 | 1.04 of 16 | 30 with 4 | 0.98 |
 | vLLM | 15 |  | 61 | 117 | 177 | 289 | 421 | 531 | 638 | 575 | 1.02 of 256 | 550 with 256 | 0.93 |
