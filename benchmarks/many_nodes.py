@@ -26,7 +26,7 @@ from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.store import PATIENCE_SECONDS, upgrade
 from benchmarks import inputs
-from benchmarks.processors import ticks_of
+from benchmarks.processors import processes_below, ticks_of
 from benchmarks.stub_services import MODEL, fetched_batch, stub_services
 from tests.lifecycle import prepare_batch
 from tests.services.ports import free_port
@@ -129,7 +129,7 @@ async def _look(
         commits = await connection.fetchval(
             "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
         )
-        of_database = sum(ticks_of(pid) for pid in _below(cluster.process.pid))
+        of_database = sum(ticks_of(pid) for pid in processes_below(cluster.process.pid))
         return time.monotonic(), answered, commits, of_database, sum(map(ticks_of, pids))
 
     try:
@@ -156,14 +156,6 @@ async def _look(
         connections,
         lost,
     )
-
-
-def _below(pid: int) -> Iterator[int]:
-    """The process and its children, which are all that a PostgreSQL server has."""
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            yield from _below(int(child))
 
 
 async def _start(home: Path, url: str, count: int) -> asyncio.subprocess.Process:

@@ -22,7 +22,7 @@ class FrontEnd:
     """
 
     def __init__(self, pid: int) -> None:
-        self._before = {each: ticks_of(each) for each in _front(pid)}
+        self._before = {each: ticks_of(each) for each in processes_below(pid, but=_BEHIND)}
 
     def seconds(self) -> float:
         """Of all threads, in and out of the kernel."""
@@ -30,13 +30,14 @@ class FrontEnd:
         return sum(used) / _TICKS
 
 
-def _front(pid: int) -> Iterator[int]:
-    if Path(f"/proc/{pid}/comm").read_text().startswith(_BEHIND):
+def processes_below(pid: int, *, but: tuple[str, ...] = ()) -> Iterator[int]:
+    """The process and all its descendants; none whose name begins so, and nothing below those."""
+    if Path(f"/proc/{pid}/comm").read_text().startswith(but):
         return
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
-            yield from _front(int(child))
+            yield from processes_below(int(child), but=but)
 
 
 def ticks_of(pid: int) -> int:
