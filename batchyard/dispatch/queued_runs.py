@@ -29,7 +29,7 @@ class QueuedRuns:
         """Since when each of them is not needed, by flow run."""
 
     async def cancel_unneeded(self, needed: Collection[str], now: float) -> None:
-        """``needed``: the models that have work or are live. Raises what the API does."""
+        """``needed``: the models that have work now or are live. Raises what the API does."""
         queued = [run for run in await self._api.begun((RUN_CHUNKS,)) if run.is_in_queue]
         unneeded = {run.id: run.model for run in queued if run.model not in needed}
         self._unneeded = {id_: min(self._unneeded.get(id_, now), now) for id_ in unneeded}

@@ -110,8 +110,10 @@ class RunnerScheduler:
         await self._blocks.look(now)
         live = self._blocks.live
         demand = with_live(await self._store.chunks.demand(), live)
-        await self._end_lost(None if live is None else {entry.model for entry in demand}, now)
-        self._closed = await self._blocks.closed([entry.model for entry in demand], now)
+        models = {entry.model for entry in demand}
+        self._closed = await self._blocks.closed(models, now)
+        needed = None if live is None else live | (models - self._closed.keys())
+        await self._end_lost(needed, now)
         self._watch(demand)
         # Runners that are no longer wanted are drained too, unless Prefect has not said which are.
         waiting = frozenset() if live is None else await self._store.live_engines.runners()
