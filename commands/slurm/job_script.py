@@ -18,10 +18,8 @@ _AFTER_DRAIN_SECONDS: Final = 60
 _SCRIPT: Final = """\
 #!/bin/bash
 export BATCHYARD_MACHINE="$SLURMD_NODENAME-$SLURM_JOB_ID"
-mkdir -p {scratch}
-# Not a name that other users of the node can foresee, and make first.
-BATCHYARD_HOME=$(mktemp -d {scratch}/"batchyard-$SLURM_JOB_ID-XXXXXX") || exit
-export BATCHYARD_HOME
+# Not a folder that others on the node can foresee, and make first.
+export BATCHYARD_HOME={scratch}/"batchyard-$SLURM_JOB_ID-$(</proc/sys/kernel/random/uuid)"
 export PREFECT_HOME="$BATCHYARD_HOME/prefect"
 # Slurm's signal is for this script, and it is not to end it.
 trap 'is_told=1; [ -z "$runner" ] || kill -TERM "$runner"' TERM
