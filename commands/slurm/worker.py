@@ -163,7 +163,7 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         missed = {id_ for id_, job in found.items() if job is None} - submitting
         trouble: Exception | None = None
         for id_, run in runs.items():
-            if run.id in self._submitting_flow_run_ids or id_ in missed - self._missed:
+            if id_ in submitting or id_ in missed - self._missed:
                 continue
             try:
                 await self._carry_out(run, found[id_])
