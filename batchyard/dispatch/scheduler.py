@@ -70,7 +70,7 @@ class RunnerScheduler:
         self._settings = settings
         self._lease = SchedulerLease(store, owner)
         self._blocks = EngineBlocks(api, store)
-        self._queued_runs = QueuedRuns(api, settings.runner_idle_seconds)
+        self._queued_runs = QueuedRuns(api, settings)
         self._closed: dict[str, str] = {}
         """Why models that have work wait for their engines' hours."""
         self._behind: dict[str, str] = {}

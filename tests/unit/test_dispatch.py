@@ -1168,6 +1168,21 @@ async def test_a_runner_in_a_clusters_queue_leaves_it_when_the_hours_of_its_mode
     assert prefect.states() == ["CANCELLING"]
 
 
+@pytest.mark.usefixtures("always_asked")
+async def test_a_runner_in_a_clusters_queue_leaves_it_when_its_model_has_another_pool(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have the place there."""
+    monkeypatch.setattr(scheduler, "_END_LOST_SECONDS", 0.0)
+    prefect.offered = {MODEL}
+    await begun_batch(store)
+    await scheduler_of(api, store, Settings()).look()
+    prefect.put("PENDING", name=in_queue("Resources"))
+    moved = Settings(runner_idle_seconds=0, pools={MODEL: "h100"})
+    await scheduler_of(api, store, moved).look()
+    assert prefect.states()[0] == "CANCELLING"
+
+
 async def test_background_work_without_a_place_says_so(
     api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
