@@ -27,6 +27,7 @@ from batchyard.logs.log_words import describe
 from batchyard.metrics.published import publishing
 from batchyard.runner.hours_watch import HoursOver, check_hours
 from batchyard.runner.machine_pause import MachinePaused, check_machine, record_failure
+from batchyard.runner.registration import Drained
 from batchyard.runner.run import Runner
 from batchyard.runner.slot import NoSlotFree, engine_slot
 from batchyard.services.defects import defects_as_ours
@@ -84,6 +85,8 @@ async def _serve_here(services: Services, model: str, stop: StopSignal) -> State
         return Completed(name=NO_SLOT, message=str(error))
     except MachinePaused as error:
         return Completed(name=MACHINE_PAUSED, message=str(error))
+    except Drained as reason:
+        return Completed(message=str(reason))
     except HoursOver as reason:
         return Completed(name=PUT_OFF, message=f"It waits: {reason}")
     except ModelNotFound as error:
