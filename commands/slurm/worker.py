@@ -102,7 +102,8 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         try:
             job_id = await self._submit(flow_run, configuration)
         except Exception as error:  # noqa: BLE001 - Prefect would end it, and count it as a failure
-            await self._put_off(flow_run, _why(error))
+            with contextlib.suppress(Exception):  # as above; it is seen to have no job
+                await self._put_off(flow_run, _why(error))
         if task_status is not None:
             task_status.started(job_id)
         return Result(identifier=job_id, status_code=0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType, WorkPool
 
@@ -166,6 +167,20 @@ async def test_a_file_of_settings_that_cannot_be_read_ends_no_flow_run(
     (state,) = told.states
     assert state.type is StateType.SCHEDULED
     assert "cannot be read as TOML" in (state.message or "")
+
+
+async def test_a_prefect_that_is_away_when_slurm_takes_nothing_ends_no_flow_run(
+    worker: SlurmWorker, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left as it is, and submitted again when it is seen to have no job."""
+
+    async def lost(*_: object) -> None:
+        raise httpx.ConnectError("gone")
+
+    monkeypatch.setattr(told, "set_flow_run_state", lost)
+    told.refusal = "sbatch: error: no"
+    result = await worker.run(flow_run("PENDING"), configuration(), told)  # type: ignore[arg-type]
+    assert (result.identifier, told.noted) == ("", [""])
 
 
 async def test_a_job_that_is_not_there_is_looked_for_twice(worker: SlurmWorker, told: Told) -> None:
