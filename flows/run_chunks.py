@@ -85,9 +85,7 @@ async def _serve_here(services: Services, model: str, stop: StopSignal) -> State
         return Completed(name=NO_SLOT, message=str(error))
     except MachinePaused as error:
         return Completed(name=MACHINE_PAUSED, message=str(error))
-    except Drained as reason:
-        return Completed(message=str(reason))
-    except HoursOver as reason:
+    except (Drained, HoursOver) as reason:
         return Completed(name=PUT_OFF, message=f"It waits: {reason}")
     except ModelNotFound as error:
         return Completed(name=NO_ENGINE, message=str(error))

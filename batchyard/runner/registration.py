@@ -40,7 +40,7 @@ async def loaded(start: Coroutine[Any, Any, None], draining: asyncio.Event) -> N
     ):
         await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            raise Drained("It was drained while its engine started.")
+            raise Drained("another runner has its place.")
         starting.result()
 
 

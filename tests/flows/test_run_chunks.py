@@ -87,7 +87,7 @@ async def test_a_runner_that_is_drained_while_it_loads_ends_at_once(open_yard: O
         store, identity = services.store, services.settings.this_machine.identity
         failed = await store.runners.failures(model=MODEL, pool="gpu", machine=identity)
         live = await store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
-    assert (state.is_completed(), state.name) == (True, "Completed")
+    assert (state.is_completed(), state.name) == (True, PUT_OFF)
     assert (failed.count, live) == (0, [])
 
 
