@@ -40,7 +40,7 @@ async def loaded(start: Coroutine[Any, Any, None], draining: asyncio.Event) -> N
     ):
         await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            raise Drained("another runner has its place.")
+            raise Drained("it has to give up its place.")
         starting.result()
 
 
