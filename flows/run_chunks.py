@@ -27,6 +27,7 @@ from batchyard.logs.log_words import describe
 from batchyard.metrics.published import publishing
 from batchyard.runner.hours_watch import HoursOver, check_hours
 from batchyard.runner.machine_pause import MachinePaused, check_machine, record_failure
+from batchyard.runner.registration import Drained
 from batchyard.runner.run import Runner
 from batchyard.runner.slot import NoSlotFree, engine_slot
 from batchyard.services.defects import defects_as_ours
@@ -84,7 +85,7 @@ async def _serve_here(services: Services, model: str, stop: StopSignal) -> State
         return Completed(name=NO_SLOT, message=str(error))
     except MachinePaused as error:
         return Completed(name=MACHINE_PAUSED, message=str(error))
-    except HoursOver as reason:
+    except (Drained, HoursOver) as reason:
         return Completed(name=PUT_OFF, message=f"It waits: {reason}")
     except ModelNotFound as error:
         return Completed(name=NO_ENGINE, message=str(error))

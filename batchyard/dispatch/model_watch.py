@@ -20,7 +20,7 @@ _LONGEST_PAUSE_SECONDS = 60.0
 """Between two starts of runners that get nowhere; after the first of them there is no pause."""
 _MOST_DOUBLINGS = 10
 """The pause has its full length long before; a day of failures would overflow a float."""
-_NEUTRAL = frozenset({PUT_OFF, MACHINE_PAUSED, NO_ENGINE})
+_NEUTRAL = frozenset({PUT_OFF, MACHINE_PAUSED, NO_ENGINE, STOPPED})
 
 
 @dataclass(slots=True)
@@ -67,9 +67,6 @@ class ModelWatch:
 
     def count_end(self, run: FlowRun, runner: RunnerRecord | None, now: float) -> None:
         """Count the end of a runner that was not drained."""
-        if run.state_name == STOPPED:
-            # A pod that is preempted while it loads says nothing about its model.
-            return
         if runner is not None and runner.answered:
             self.idle_ends = 0
             return

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from batchyard.dispatch.prefect_api import PrefectApi
+    from batchyard.settings import Settings
 
 log = event_logger(__name__)
 
@@ -22,18 +23,23 @@ log = event_logger(__name__)
 class QueuedRuns:
     """Cancels those that nobody has needed for as long as a runner without work stays."""
 
-    def __init__(self, api: PrefectApi, idle_seconds: float) -> None:
+    def __init__(self, api: PrefectApi, settings: Settings) -> None:
         self._api = api
-        self._idle_seconds = idle_seconds
+        self._settings = settings
         self._unneeded: dict[str, float] = {}
         """Since when each of them is not needed, by flow run."""
 
     async def cancel_unneeded(self, needed: Collection[str], now: float) -> None:
-        """``needed``: the models that have work or are live. Raises what the API does."""
+        """``needed``: the models that have work now or are live. Raises what the API does."""
         queued = [run for run in await self._api.begun((RUN_CHUNKS,)) if run.is_in_queue]
-        unneeded = {run.id: run.model for run in queued if run.model not in needed}
+        unneeded = {
+            run.id: run.model
+            for run in queued
+            # A model may have got another pool because this one starts no job of it.
+            if run.model not in needed or run.pool != self._settings.pool_of(run.model or "")
+        }
         self._unneeded = {id_: min(self._unneeded.get(id_, now), now) for id_ in unneeded}
         for id_, since in self._unneeded.items():
-            if now - since >= self._idle_seconds:
+            if now - since >= self._settings.runner_idle_seconds:
                 await self._api.cancel(id_)
                 log.info("runner.not_needed", model=unneeded[id_], flow_run=id_)

@@ -70,7 +70,7 @@ class RunnerScheduler:
         self._settings = settings
         self._lease = SchedulerLease(store, owner)
         self._blocks = EngineBlocks(api, store)
-        self._queued_runs = QueuedRuns(api, settings.runner_idle_seconds)
+        self._queued_runs = QueuedRuns(api, settings)
         self._closed: dict[str, str] = {}
         """Why models that have work wait for their engines' hours."""
         self._behind: dict[str, str] = {}
@@ -110,8 +110,10 @@ class RunnerScheduler:
         await self._blocks.look(now)
         live = self._blocks.live
         demand = with_live(await self._store.chunks.demand(), live)
-        await self._end_lost(None if live is None else {entry.model for entry in demand}, now)
-        self._closed = await self._blocks.closed([entry.model for entry in demand], now)
+        models = {entry.model for entry in demand}
+        self._closed = await self._blocks.closed(models, now)
+        needed = None if live is None else live | (models - self._closed.keys())
+        await self._end_lost(needed, now)
         self._watch(demand)
         # Runners that are no longer wanted are drained too, unless Prefect has not said which are.
         waiting = frozenset() if live is None else await self._store.live_engines.runners()

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from batchyard.errors import RecordNotFound, StoreError
+from batchyard.errors import EngineStartFailed, RecordNotFound, StoreError
 from batchyard.logs import event_logger
 from batchyard.plan.lengths import PROMPT_WORK
+from batchyard.processes.beside import beside
 from batchyard.services.patience import patiently
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from batchyard.runner.meters.pace import Pace
     from batchyard.runner.meters.prompt_cost import PromptCost
     from batchyard.services.services import Services
     from batchyard.store import EngineLoad
 
 log = event_logger(__name__)
+
+
+class Drained(EngineStartFailed):
+    """Another runner has, or gets, the place of one that was loading its model."""
+
+
+async def loaded(start: Coroutine[Any, Any, None], draining: asyncio.Event) -> None:
+    """Let the engine start, unless its runner is to drain first: then :class:`Drained` is raised.
+
+    Raises what ``start`` does.
+    """
+    async with (
+        beside(start, name="start") as starting,
+        beside(draining.wait(), name="draining") as told,
+    ):
+        await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            raise Drained("it has to give up its place.")
+        starting.result()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from batchyard.runner.engine_notes import note_engine
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.live.live_server import live_requests, opened
 from batchyard.runner.meters.load_meter import LoadMeter
-from batchyard.runner.registration import Registration
+from batchyard.runner.registration import Registration, loaded
 from batchyard.runner.serving import Serving, figures_before
 from batchyard.runner.shown_progress import ShownProgress
 from batchyard.runner.window.counts import RunnerCounts
@@ -91,7 +91,7 @@ class Runner:
         self.batch_id = batch_id
         self._flow_run_id = flow_run_id
         self._registration: Registration | None = None
-        self._is_draining = False
+        self._draining = asyncio.Event()
         self._began_at = 0
         """The time of its start by the database's clock, in seconds."""
         self._hours = HoursWatch(services, model)
@@ -196,7 +196,7 @@ class Runner:
 
     def drain(self) -> None:
         """Finish what is in the engine, start nothing more, and let :meth:`serve` return."""
-        self._is_draining = True
+        self._draining.set()
         if self._live is not None:
             self._live.drain()
         self._held.stop()
@@ -254,7 +254,7 @@ class Runner:
         admission = self._serving.claims.admission(lease)
         chunk = self._chunk_run(lease, admission)
         self._held.running[lease.key] = chunk
-        if self._is_draining:
+        if self._draining.is_set():
             # It was being claimed, or had yet to begin, when the others were told.
             chunk.stop(ChunkAction.YIELD)
         tally = None
@@ -334,7 +334,7 @@ class Runner:
         if self._hours.is_over:
             self._end_hours()
             return None
-        return None if self._is_draining else await self._serving.claims.next()
+        return None if self._draining.is_set() else await self._serving.claims.next()
 
     def _suits(self, entry: QueueEntry) -> bool:
         """Whether the engine has the batch's adapters.
@@ -352,7 +352,7 @@ class Runner:
 
     def _end_hours(self) -> None:
         """Let no batch go on; live requests have no hours."""
-        if not self._is_draining:
+        if not self._draining.is_set():
             self._hours.tell(self._held.owner)
         if self._live is None:
             self.drain()
@@ -361,15 +361,15 @@ class Runner:
 
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:
-            is_drained = self._is_draining and not self._held.leases
+            is_drained = self._draining.is_set() and not self._held.leases
             return is_drained or await self._serving.claims.are_over(self.batch_id)
         if self._held.leases:
             return False
         if self._live is not None:
             # It waits for live requests until the scheduler says that they are not wanted here.
-            return self._is_draining and not self._live.is_here()
+            return self._draining.is_set() and not self._live.is_here()
         idle_seconds = time.monotonic() - idle_since
-        return self._is_draining or idle_seconds >= self.services.settings.runner_idle_seconds
+        return self._draining.is_set() or idle_seconds >= self.services.settings.runner_idle_seconds
 
     async def _keep_looking(self) -> None:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
@@ -414,7 +414,7 @@ class Runner:
     async def _start_engine(self) -> None:
         self._progress.show_loading()
         began = time.monotonic()
-        await self._engine.start(self._progress.show_start)
+        await loaded(self._engine.start(self._progress.show_start), self._draining)
         if self._registration is not None:
             await self._registration.loaded(time.monotonic() - began)
 

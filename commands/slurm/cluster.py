@@ -62,8 +62,9 @@ def comment_of(pool: str, flow_run_id: str) -> str:
 def jobs_in(listing: str, pool: str) -> list[Job]:
     """The pool's jobs in what `squeue` printed."""
     jobs = []
-    for line in listing.splitlines():
-        job_id, state, node, end, reason, comment = line.split("|", 5)
+    for line in listing.split("\n"):
+        # Others of this user's jobs may have comments of several lines.
+        job_id, state, node, end, reason, comment = [*line.split("|", 5), *[""] * 5][:6]
         flow_run_id = comment.rpartition(" ")[2]
         if comment == comment_of(pool, flow_run_id) and _is_uuid(flow_run_id):
             reason = "" if reason == "None" else reason

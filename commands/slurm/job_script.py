@@ -18,7 +18,8 @@ _AFTER_DRAIN_SECONDS: Final = 60
 _SCRIPT: Final = """\
 #!/bin/bash
 export BATCHYARD_MACHINE="$SLURMD_NODENAME-$SLURM_JOB_ID"
-export BATCHYARD_HOME={scratch}/"batchyard-$SLURM_JOB_ID"
+# Not a folder that others on the node can foresee, and make first.
+export BATCHYARD_HOME={scratch}/"batchyard-$SLURM_JOB_ID-$(</proc/sys/kernel/random/uuid)"
 export PREFECT_HOME="$BATCHYARD_HOME/prefect"
 # Slurm's signal is for this script, and it is not to end it.
 trap 'is_told=1; [ -z "$runner" ] || kill -TERM "$runner"' TERM
@@ -70,7 +71,6 @@ def words_of(options: JobOptions, *, name: str, comment: str, output: str) -> li
         "mem": options.memory,
         "time": options.time_limit,
         "nodes": 1,
-        "ntasks": 1,
         "export": "ALL",
         "signal": f"B:TERM@{lead_seconds(options.drain_seconds)}",
     }

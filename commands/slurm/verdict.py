@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from commands.slurm.cluster import Job
 
 _WAITING: Final = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+    {
+        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
+        "RESV_DEL_HOLD",
+    }
 )
 _REASON_CHARS: Final = 100
 STARTING: Final = "Starting"

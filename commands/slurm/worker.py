@@ -101,8 +101,9 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         job_id = ""
         try:
             job_id = await self._submit(flow_run, configuration)
-        except (cluster.SlurmFailed, OSError) as error:
-            await self._put_off(flow_run, str(error))
+        except Exception as error:  # noqa: BLE001 - Prefect would end it, and count it as a failure
+            with contextlib.suppress(Exception):  # as above; it is seen to have no job
+                await self._put_off(flow_run, _why(error))
         if task_status is not None:
             task_status.started(job_id)
         return Result(identifier=job_id, status_code=0)
@@ -147,7 +148,7 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
                     await self._look()
                 self._trouble = ""
             except Exception as error:  # noqa: BLE001 - Slurm's or Prefect's: the next look may go better
-                if self._trouble != (trouble := describe(error)):
+                if self._trouble != (trouble := _why(error)):
                     self._trouble = trouble
                     self._logger.warning("Jobs cannot be watched: %s", trouble)
             await asyncio.sleep(LOOK_SECONDS)
@@ -159,10 +160,11 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         active = {id_ for id_, job in jobs.items() if not job.has_ended}
         runs |= {str(run.id): run for run in await self._read(active - runs.keys())}
         found = {id_: _job_of(run, jobs.get(id_)) for id_, run in runs.items()}
-        missed = {id_ for id_, job in found.items() if job is None}
+        submitting = {str(id_) for id_ in self._submitting_flow_run_ids}
+        missed = {id_ for id_, job in found.items() if job is None} - submitting
         trouble: Exception | None = None
         for id_, run in runs.items():
-            if run.id in self._submitting_flow_run_ids or id_ in missed - self._missed:
+            if id_ in submitting or id_ in missed - self._missed:
                 continue
             try:
                 await self._carry_out(run, found[id_])
@@ -188,8 +190,8 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
             case SetState():
                 await self._set(run, what)
             case Tell() if job is not None and job.flow_run_id not in self._told:
-                self._told.add(job.flow_run_id)
                 await cluster.tell(job.id)
+                self._told.add(job.flow_run_id)
             case Cancel() if job is not None:
                 await cluster.cancel(job.id)
 
@@ -219,6 +221,10 @@ class SlurmWorker(Listening, BaseWorker[JobConfiguration, JobVariables, Result])
         return await self.client.read_flow_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids))
         )
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, cluster.SlurmFailed | OSError) else describe(error)
 
 
 def _job_of(run: FlowRun, job: Job | None) -> Job | None:

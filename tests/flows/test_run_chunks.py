@@ -15,11 +15,12 @@ from batchyard.engine.stub.stub import StubEngine
 from batchyard.errors import ModelNotFound, SettingsError
 from batchyard.schedule.hours import Hours, HoursWindow
 from batchyard.services import services as services_module
-from batchyard.services.services import as_current, open_services
+from batchyard.services.services import as_current, current_services, open_services
 from batchyard.settings import read_settings
 from batchyard.store import RunnerKind, open_store
 from flows.process.stop_signal import STOP
 from flows.run_chunks import run_chunks
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,28 @@ async def test_a_pod_that_is_stopped_while_it_loads_counts_against_nothing(
         failed = await store.runners.failures(model=MODEL, pool="gpu", machine=identity)
         live = await store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
     assert (state.is_completed(), state.name) == (True, STOPPED)
+    assert (failed.count, live) == (0, [])
+
+
+class DrainedStart(StubEngine):
+    """While it waits for its nodes, the scheduler wants its place for another model."""
+
+    async def start(self, on_progress: object = None) -> None:  # noqa: ARG002 - as an engine
+        store = current_services().store
+        (row,) = await store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
+        await store.runners.drain(row.id)
+        await asyncio.Event().wait()
+
+
+async def test_a_runner_that_is_drained_while_it_loads_ends_at_once(open_yard: OpenYard) -> None:
+    """It counts against nothing. Nodes may be waited for for half an hour."""
+    async with open_yard(DrainedStart(), runners="pool", machine="gpu-c") as services:
+        async with asyncio.timeout(PATIENCE * 10):
+            state = await run()
+        store, identity = services.store, services.settings.this_machine.identity
+        failed = await store.runners.failures(model=MODEL, pool="gpu", machine=identity)
+        live = await store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
+    assert (state.is_completed(), state.name) == (True, PUT_OFF)
     assert (failed.count, live) == (0, [])
 
 

@@ -1149,6 +1149,40 @@ async def test_a_runner_in_a_clusters_queue_stays_while_its_model_has_work(
     assert prefect.states() == ["PENDING"]
 
 
+@pytest.mark.usefixtures("always_asked")
+async def test_a_runner_in_a_clusters_queue_leaves_it_when_the_hours_of_its_model_end(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they begin again, other models may have its place. One that is live stays."""
+    monkeypatch.setattr(scheduler, "_END_LOST_SECONDS", 0.0)
+    prefect.offered, prefect.live = {MODEL}, {MODEL}
+    await begun_batch(store)
+    looking = scheduler_of(api, store, Settings(runner_idle_seconds=0))
+    await looking.look()
+    prefect.put("PENDING", name=in_queue("Priority"))
+    prefect.hours = {MODEL: CLOSED}
+    await looking.look()
+    assert prefect.states() == ["PENDING"]
+    prefect.live = set()
+    await looking.look()
+    assert prefect.states() == ["CANCELLING"]
+
+
+@pytest.mark.usefixtures("always_asked")
+async def test_a_runner_in_a_clusters_queue_leaves_it_when_its_model_has_another_pool(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have the place there."""
+    monkeypatch.setattr(scheduler, "_END_LOST_SECONDS", 0.0)
+    prefect.offered = {MODEL}
+    await begun_batch(store)
+    await scheduler_of(api, store, Settings()).look()
+    prefect.put("PENDING", name=in_queue("Resources"))
+    moved = Settings(runner_idle_seconds=0, pools={MODEL: "h100"})
+    await scheduler_of(api, store, moved).look()
+    assert prefect.states()[0] == "CANCELLING"
+
+
 async def test_background_work_without_a_place_says_so(
     api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:

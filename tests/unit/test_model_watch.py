@@ -79,13 +79,20 @@ def test_a_clock_that_is_set_back_ends_the_pause() -> None:
     assert watch.may_start(NOW - 900)
 
 
-def test_a_runner_whose_pod_is_stopped_says_nothing_about_its_model() -> None:
-    """However often pods are preempted while they load, the model's batches wait."""
+def test_a_runner_that_is_stopped_while_it_loads_does_not_count_against_its_model() -> None:
+    """However often: its batches wait, and say why, as a job's time limit may be too short."""
     watch = ModelWatch.of(demand())
     for _ in range(9):
-        watch.count_end(ended("COMPLETED", STOPPED), runner(answered=0), NOW)
+        watch.count_end(ended("COMPLETED", STOPPED, "told to stop"), runner(answered=0), NOW)
     assert not watch.has_failed_for(0)
-    assert (watch.start_after, watch.failures, watch.reason) == (0.0, 0, "")
+    assert (watch.start_after, watch.failures, watch.reason) == (NOW + 60, 0, "told to stop")
+
+
+def test_a_runner_that_was_stopped_after_it_has_answered_is_followed_by_the_next_at_once() -> None:
+    watch = ModelWatch.of(demand())
+    for _ in range(9):
+        watch.count_end(ended("COMPLETED", STOPPED), runner(answered=1), NOW)
+    assert (watch.start_after, watch.reason) == (0.0, "")
 
 
 def test_a_runner_that_answered_is_followed_by_the_next_at_once() -> None:

@@ -70,6 +70,13 @@ def test_what_a_pool_does_not_say_is_left_to_the_cluster() -> None:
     assert not [word for word in words(gpus=0) if "gres" in word]
 
 
+def test_a_pool_may_ask_for_the_nodes_of_an_engine_over_several_machines() -> None:
+    """With a number of tasks that is less, Slurm would take as many nodes as there are tasks."""
+    found = words(options=["--nodes=2"])
+    assert found.index("--nodes=1") < found.index("--nodes=2")
+    assert not [word for word in found if word.startswith("--ntasks")]
+
+
 def test_slurms_signal_comes_a_minute_before_the_drain_has_to_end() -> None:
     assert "--signal=B:TERM@120" in words(drain_seconds=60)
 
@@ -110,9 +117,21 @@ def test_a_job_is_a_machine_with_a_home_that_is_removed_at_its_end(tmp_path: Pat
     command = "sh -c 'mkdir \"$BATCHYARD_HOME\"; echo $BATCHYARD_MACHINE $PREFECT_HOME; exit 3'"
     script = run_script(tmp_path, command, setup="export WHAT=ever")
     said, _ = script.communicate(timeout=PATIENCE * 30)
-    assert said.decode().split() == ["node1-7", f"{tmp_path}/batchyard-7/prefect"]
+    machine, prefect_home = said.decode().split()
+    assert machine == "node1-7"
+    assert prefect_home.startswith(f"{tmp_path}/batchyard-7-")
     assert script.returncode == 3
-    assert not (tmp_path / "batchyard-7").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["script"]
+
+
+def test_nobody_can_foresee_the_folder_of_a_job(tmp_path: Path) -> None:
+    """Who makes it first would choose the Python of its engine, and Prefect's profile."""
+    homes = set()
+    for _ in range(2):
+        script = run_script(tmp_path, "sh -c 'echo $BATCHYARD_HOME'")
+        said, _ = script.communicate(timeout=PATIENCE * 30)
+        homes.add(said)
+    assert len(homes) == 2
 
 
 def test_a_job_that_is_told_to_end_waits_for_its_runner(tmp_path: Path) -> None:
@@ -142,6 +161,7 @@ def test_only_the_jobs_of_the_pool_are_ours() -> None:
         "10|PENDING||1796000000|Priority|anything | at all\n"
         "11|PENDING||1796000000|Priority|(null)\n"
         "12|PENDING||1796000000|Priority|batchyard gpu is mine\n"
+        "13|PENDING||1796000000|Priority|of two\nlines\n"
     )
     assert jobs_in(listing, "gpu") == [
         Job("7", RUN, "RUNNING", "", "node1", 1796000000.0),
@@ -169,6 +189,12 @@ def test_a_flow_run_says_why_its_job_waits() -> None:
     again = verdict(job("PENDING", "Priority"), Seen("PENDING", "InQueue (Resources)"))
     assert isinstance(again, SetState)
     assert again.name == "InQueue (Priority)"
+
+
+def test_a_job_whose_reservation_was_deleted_waits() -> None:
+    found = verdict(job("RESV_DEL_HOLD", "ReservationDeleted"), Seen("PENDING"))
+    assert isinstance(found, SetState)
+    assert found.name == "InQueue (ReservationDeleted)"
 
 
 def test_a_long_reason_is_cut_in_the_name_of_the_state() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType, WorkPool
 
@@ -70,6 +72,8 @@ class Told:
         self.cancelled.append(job_id)
 
     async def tell(self, job_id: str) -> None:
+        if self.refusal:
+            raise cluster.SlurmFailed(self.refusal)
         self.told.append(job_id)
 
     def started(self, job_id: str) -> None:
@@ -153,6 +157,32 @@ async def test_what_slurm_does_not_take_is_submitted_again_soon(
     assert told.noted == [""]
 
 
+async def test_a_file_of_settings_that_cannot_be_read_ends_no_flow_run(
+    worker: SlurmWorker, told: Told, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the submission raises, Prefect would count against the model."""
+    (tmp_path / "batchyard.toml").write_text("half of a")
+    monkeypatch.setenv("BATCHYARD_CONFIG", str(tmp_path / "batchyard.toml"))
+    await worker.run(flow_run("PENDING"), configuration(), told)  # type: ignore[arg-type]
+    (state,) = told.states
+    assert state.type is StateType.SCHEDULED
+    assert "cannot be read as TOML" in (state.message or "")
+
+
+async def test_a_prefect_that_is_away_when_slurm_takes_nothing_ends_no_flow_run(
+    worker: SlurmWorker, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left as it is, and submitted again when it is seen to have no job."""
+
+    async def lost(*_: object) -> None:
+        raise httpx.ConnectError("gone")
+
+    monkeypatch.setattr(told, "set_flow_run_state", lost)
+    told.refusal = "sbatch: error: no"
+    result = await worker.run(flow_run("PENDING"), configuration(), told)  # type: ignore[arg-type]
+    assert (result.identifier, told.noted) == ("", [""])
+
+
 async def test_a_job_that_is_not_there_is_looked_for_twice(worker: SlurmWorker, told: Told) -> None:
     """It may have been submitted after Slurm was asked."""
     told.runs = [flow_run("PENDING", "InQueue (Priority)", job="9")]
@@ -160,6 +190,19 @@ async def test_a_job_that_is_not_there_is_looked_for_twice(worker: SlurmWorker, 
     assert told.states == []
     await worker._look()
     assert [state.type for state in told.states] == [StateType.COMPLETED]
+
+
+async def test_a_submission_that_took_several_looks_counts_from_its_end(
+    worker: SlurmWorker, told: Told
+) -> None:
+    """Its job may have come into the queue after Slurm was asked."""
+    told.runs = [flow_run("PENDING", "Submitting")]
+    worker._submitting_flow_run_ids.add(RUN)
+    await worker._look()
+    worker._submitting_flow_run_ids.clear()
+    told.runs = [flow_run("PENDING", "Submitting", job="9")]
+    await worker._look()
+    assert told.states == []
 
 
 async def test_the_job_of_the_first_time_says_nothing_of_a_flow_run_that_runs_again(
@@ -194,6 +237,33 @@ async def test_a_job_that_has_to_end_is_told_once(worker: SlurmWorker, told: Tol
         told.jobs = [Job("9", str(RUN), "RUNNING", node="node1", ends_at=time.time() + left)]
         await worker._look()
         assert told.told == ([] if left > 120 else ["9"])
+
+
+async def test_a_job_that_slurm_could_not_tell_is_told_at_the_next_look(
+    worker: SlurmWorker, told: Told
+) -> None:
+    told.runs = [flow_run("RUNNING", job="9")]
+    told.jobs = [Job("9", str(RUN), "RUNNING", node="node1", ends_at=time.time() + 60)]
+    told.refusal = "scancel: error: no"
+    with pytest.raises(cluster.SlurmFailed, match="scancel"):
+        await worker._look()
+    told.refusal = ""
+    await worker._look()
+    assert told.told == ["9"]
+
+
+async def test_what_slurm_says_is_in_the_workers_log(
+    worker: SlurmWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lost(_: str) -> list[Job]:
+        raise cluster.SlurmFailed("Unable to contact slurm controller")
+
+    monkeypatch.setattr(cluster, "jobs_of", lost)
+    monkeypatch.setattr(worker, "_logger", logging.getLogger("test"))
+    watching = asyncio.create_task(worker._watch())
+    await asyncio.sleep(0.1)
+    watching.cancel()
+    assert "Jobs cannot be watched: Unable to contact slurm controller" in caplog.text
 
 
 async def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_its_state(

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.store import new_sealing_key
+from commands.slurm.job_script import script_of, words_of
+from commands.slurm.options import JobOptions
 from tests.patience import PATIENCE
 from tests.services.ports import free_port
 
@@ -34,8 +36,9 @@ def cluster() -> Iterator[Any]:
         yield running
 
 
+@pytest.mark.parametrize("whose", ["one's own", "a pool's"])
 def test_a_runner_in_a_job_starts_its_nodes_on_the_others_and_again_after_a_loss(
-    cluster: Any, tmp_path: Path
+    cluster: Any, tmp_path: Path, whose: str
 ) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit\nexec {sys.executable} {FAKE_VLLM} "$@"\n')
@@ -50,9 +53,14 @@ def test_a_runner_in_a_job_starts_its_nodes_on_the_others_and_again_after_a_loss
     }
     said = tmp_path / "said"
     exports = "\n".join(f"export {name}='{value}'" for name, value in variables.items())
-    words = f"{sys.executable} {LEADER} {free_port()} {tmp_path}"
-    script = f"{exports}\nexec {words} > {said} 2>&1"
-    job = cluster.submit("--nodes=2", "--ntasks-per-node=1", script=script)
+    command = f"{sys.executable} {LEADER} {free_port()} {tmp_path} > {said} 2>&1"
+    if whose == "a pool's":
+        pool = JobOptions(gpus=0, cpus=2, setup=exports, command=command, options=["--nodes=2"])
+        _, _, *options = words_of(pool, name="huge", comment="", output="/dev/null")
+        job = cluster.submit(*options, script=script_of(pool))
+    else:
+        options = ["--nodes=2", "--ntasks-per-node=1"]
+        job = cluster.submit(*options, script=f"{exports}\nexec {command}")
     deadline = time.monotonic() + PATIENCE * 60
     while job in cluster.jobs("PENDING", "RUNNING", "COMPLETING"):
         assert time.monotonic() < deadline, said.read_text()

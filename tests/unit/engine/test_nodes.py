@@ -23,7 +23,7 @@ from batchyard.engine.vllm.nodes.leader import Nodes
 from batchyard.engine.vllm.nodes.link import LinkLost, WrongKey, link_keys, linked
 from batchyard.engine.vllm.nodes.node import Node
 from batchyard.engine.vllm.nodes.orders import check_nodes
-from batchyard.engine.vllm.vllm_options import EngineOptions
+from batchyard.engine.vllm.vllm_options import CPU, DeviceProfile, EngineOptions
 from batchyard.errors import EngineLost, EngineNotReached, EngineStartFailed
 from batchyard.store import new_sealing_key
 from tests.patience import PATIENCE
@@ -214,6 +214,48 @@ async def test_a_node_with_another_key_does_not_join_and_says_so(
     await asyncio.wait((starting, stranger))
     assert "engine.node_refused" in caplog.text
     assert not engine._nodes._joined
+
+
+async def test_a_node_with_a_newer_key_than_its_leader_says_so_and_waits(
+    make_engine: MakeEngine, site: Site
+) -> None:
+    """It can read what the leader seals, which cannot read what it seals."""
+    engine = make_engine(nodes=site.nodes(1), start_timeout_seconds=PATIENCE * 10)
+    newer = Node(
+        "127.0.0.1",
+        site.port,
+        secret_keys=[new_sealing_key(), KEY],
+        python=site.python,
+        log_path=site.folder / "a.log",
+        say=site.said.append,
+    )
+    joining = asyncio.create_task(newer.run())
+    starting = asyncio.create_task(engine.start())
+    await site.hears("it has another key: BATCHYARD_SECRET_KEY or secret.key")
+    assert not joining.done()
+    starting.cancel()
+    joining.cancel()
+    await asyncio.wait((starting, joining))
+
+
+async def test_a_node_whose_gpus_are_slow_to_answer_is_not_lost(
+    make_engine: MakeEngine, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no process keeps the driver loaded, nvidia-smi needs many seconds."""
+    monkeypatch.setattr(link, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(link, "ALIVE_SECONDS", 0.1)
+
+    def slow(_: object) -> DeviceProfile:
+        time.sleep(4)
+        return CPU
+
+    monkeypatch.setattr(node, "detect_profile", slow)
+    engine = make_engine("--seed", str(site.port), nodes=site.nodes(1))
+    async with site.joining("a"):
+        await engine.start()
+        asking = asyncio.create_task(ask(engine, "/echo"))
+        await site.log("a", "words")
+        assert [answer.status for answer in await asking] == [200]
 
 
 async def test_a_node_without_a_sign_of_life_is_lost(

@@ -240,8 +240,7 @@ async def _hello(link: Link) -> dict[str, Any]:
     try:
         return await link.receive()
     except WrongKey:
-        # It cannot read this, and so says on its side what is wrong.
-        link.send({})
+        link.refuse()
         raise
 
 

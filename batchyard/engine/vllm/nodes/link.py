@@ -71,6 +71,10 @@ class Link:
         body = json.dumps({**message, "for": self._their_challenge})
         self._write(self._keys.encrypt(body.encode()))
 
+    def refuse(self) -> None:
+        """Let the other side say that the keys differ: no key opens this."""
+        self._write(b"refused")
+
     async def receive(self) -> dict[str, Any]:
         """The next message. Raises :class:`LinkLost`."""
         while not (line := await self._line()):

@@ -28,11 +28,13 @@ from batchyard.engine.vllm.vllm_version import vllm_version
 from batchyard.logs.rotation import rotate
 from batchyard.processes.beside import beside
 from batchyard.processes.guarded_process import GuardedProcess
+from batchyard.processes.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from batchyard.engine.vllm.nodes.orders import Order
+    from batchyard.engine.vllm.vllm_options import DeviceProfile
 
 _CONNECT_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 1.0
@@ -106,7 +108,11 @@ class Node:
 
     async def _run(self, order: Order, link: Link, folder: Path) -> str:
         """Run vLLM until it or the leader has ended; says which. Raises ``OSError``."""
-        process, log_start = self._launch(order, link.own_address, folder)
+        own = os.environ | dict(order.environment)
+        # Its tool may take longer than a leader waits for a sign of life.
+        profile = await in_thread(detect_profile, own)
+        profile = suited_to(profile, batch_invariant=is_batch_invariant(own))
+        process, log_start = self._launch(order, profile, link.own_address, folder)
         self._tell(f"running vLLM; its log: {self._log_path}")
         try:
             async with beside(_end_of(link)) as leaving, beside(process.wait()) as ending:
@@ -121,16 +127,17 @@ class Node:
         finally:
             await process.stop(STOP_GRACE_SECONDS)
 
-    def _launch(self, order: Order, address: str, folder: Path) -> tuple[GuardedProcess, int]:
+    def _launch(
+        self, order: Order, profile: DeviceProfile, address: str, folder: Path
+    ) -> tuple[GuardedProcess, int]:
         if is_missing_path(order.weights):
             raise FileNotFoundError(errno.ENOENT, f"it has no {order.weights}")
-        options, own = EngineOptions(order.words), os.environ | dict(order.environment)
         environment = engine_environment(
             os.environ,
             {"VLLM_RPC_BASE_PATH": str(folder), HOST_VARIABLE: address, **order.environment},
             weights=order.weights,
-            options=options,
-            profile=suited_to(detect_profile(own), batch_invariant=is_batch_invariant(own)),
+            options=EngineOptions(order.words),
+            profile=profile,
             python_path=Path(line_stream.__file__).parent,
             needs_hub=order.needs_hub,
         )
