@@ -15,6 +15,7 @@ import msgspec
 from batchyard.engine.remote.server_address import MODELS, without_endpoint
 from batchyard.engine.remote.server_client import Look
 from batchyard.engine.routes import is_served, post_routes
+from batchyard.engine.sharing.metrics_look import AWAY_STATUSES
 from batchyard.errors import EngineNotReady, EngineStartFailed
 from batchyard.lines.endpoints import ENDPOINTS
 
@@ -32,7 +33,6 @@ _SILENT: Final = Look(0, b"", "")
 """Of a URL that gives no answer, on a server that gives others."""
 _ABSENT: Final = frozenset({404, 405, 501})
 _REFUSED: Final = frozenset({401, 403})
-_AWAY: Final = frozenset({502, 503, 504})
 
 
 class Found(NamedTuple):
@@ -74,7 +74,7 @@ def check_look(address: ServerAddress, look: Look) -> None:
         raise EngineStartFailed(
             f"the engine at {address.shown} refuses our API key (HTTP {look.status})"
         )
-    if look.status in _AWAY:
+    if look.status in AWAY_STATUSES:
         raise EngineNotReady(f"the engine at {address.shown} is not ready (HTTP {look.status})")
 
 
@@ -94,7 +94,7 @@ async def _with_an_endpoint(addresses: Sequence[ServerAddress], ask: Ask) -> Ser
                 if isinstance(error.__cause__, TimeoutError):
                     return address  # it has taken the request
                 raise
-            if look.status in _REFUSED | _AWAY:
+            if look.status in _REFUSED | AWAY_STATUSES:
                 refusals.append(look)
             elif look.status not in _ABSENT and not 300 <= look.status < 400:
                 return address
