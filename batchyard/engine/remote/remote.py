@@ -23,6 +23,7 @@ from batchyard.engine.remote.server_client import (
     look_at,
     open_session,
     read_up_to,
+    usable_key,
 )
 from batchyard.engine.remote.server_search import (
     check_look,
@@ -89,8 +90,8 @@ class RemoteEngine:
     ``CONNECTION_LOST``; a server that cannot be connected to is
     :class:`~batchyard.errors.EngineNotReached`.
 
-    Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these, and for users
-    to be considered on a server that has none.
+    Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these, a key that no
+    header can carry, and for users to be considered on a server that has none.
     """
 
     is_batch_invariant = False
@@ -128,7 +129,7 @@ class RemoteEngine:
         self._is_found = False
         self.kind: ServerKind = unknown.KIND
         """What the server is, once it has been found."""
-        self._api_key = api_key
+        self._api_key = usable_key(api_key)
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
         if exclusive and (objective is not None or reserve_seats is not None):

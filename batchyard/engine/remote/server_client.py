@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import aiohttp
 from yarl import URL
 
+from batchyard.errors import SettingsError
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:
@@ -28,8 +29,20 @@ class Look(NamedTuple):
     """Where it redirects to, as a message may show it; empty if it does not."""
 
 
+def usable_key(api_key: str | None) -> str:
+    """The key without space around it: files and variables often end in a line break.
+
+    Empty: there is none. Raises :class:`~batchyard.errors.SettingsError` for one that no header can
+    carry.
+    """
+    key = (api_key or "").strip()
+    if not key.isprintable():
+        raise SettingsError("the engine's API key holds a line break or another control character")
+    return key
+
+
 def open_session(
-    address: ServerAddress, api_key: str | None, ssl_context: ssl.SSLContext | None
+    address: ServerAddress, api_key: str, ssl_context: ssl.SSLContext | None
 ) -> aiohttp.ClientSession:
     """A session for requests to this server, and no other."""
     # No limit of connections: the caller's window is the limit.
