@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from batchyard.errors import SettingsError
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
     from batchyard.engine.remote.server_address import ServerAddress
 
 LOOK_TIMEOUT_SECONDS: Final = 10.0
+MAX_ANSWER_BYTES = 256 * 1024**2
+"""Of one answer: more than the embeddings of a large request, written out as decimals."""
+ANSWER_TOO_LONG = msgspec.json.encode(
+    {
+        "error": {
+            "message": f"The engine's answer was longer than {MAX_ANSWER_BYTES >> 20} MiB.",
+            "type": "server_error",
+            "param": None,
+            "code": "answer_too_long",
+        }
+    }
+)
 MAX_LOOK_BYTES = 16 * 1024**2
 """Most bytes that are read of what the server says of itself."""
 
