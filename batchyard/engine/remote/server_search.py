@@ -8,6 +8,7 @@ that answer, so the engine is not started.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -59,6 +60,11 @@ async def find_server(addresses: Sequence[ServerAddress], ask: Ask) -> Found:
     for address, look in zip(addresses, looks, strict=True):
         if look.status < 300 and _is_json(look.body):
             return Found(address, None)
+    if _speaks_https(addresses[0], looks[0]):
+        raise EngineStartFailed(
+            f"the engine at {addresses[0].shown} answers HTTP 400, so it may only speak https: try "
+            f"{addresses[0].shown.replace('http:', 'https:', 1)}"
+        )
     found = await _with_an_endpoint(addresses, ask)
     if found is None:
         raise EngineStartFailed(_words(addresses, looks))
@@ -108,6 +114,12 @@ async def _or_silence(question: Awaitable[Look]) -> Look:
         return await question
     except EngineNotReady:
         return _SILENT
+
+
+def _speaks_https(address: ServerAddress, look: Look) -> bool:
+    """Whether this may be the page by which nginx and others answer what is not TLS."""
+    is_page = look.status == HTTPStatus.BAD_REQUEST and not _is_json(look.body)
+    return is_page and address.shown.startswith("http:")
 
 
 def _is_json(body: bytes) -> bool:

@@ -229,6 +229,14 @@ async def test_a_redirect_to_a_login_is_no_advice() -> None:
     assert message.endswith("use the URL of the API itself")
 
 
+@pytest.mark.parametrize("base", ["", "/v1"])
+async def test_a_server_that_only_speaks_https_says_so_to_everything(base: str) -> None:
+    """nginx and Go's servers answer 400 to what is not TLS."""
+    async with serving({"*": 400}, base) as server:
+        url = server.url.removesuffix("/v1").replace("http:", "https:")
+        assert f"may only speak https: try {url}" in await failure_of(server)
+
+
 async def test_a_base_that_may_end_in_an_endpoint_is_named_if_nothing_answers() -> None:
     async with serving({}, "/rerank") as server:
         message = await failure_of(server)
