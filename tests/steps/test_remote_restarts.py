@@ -337,7 +337,8 @@ async def test_a_server_that_goes_on_to_fail_before_anything_is_sent_is_given_up
     yard.use(server.engine)  # type: ignore[arg-type]
     batch = await yard.run([chat_line("id-0")])
     assert batch.status is BatchStatus.FAILED
-    assert "has no routes (HTTP 503)" in str(batch.errors)
+    words = "has no routes (HTTP 503): if that lasts, set cache_salt of its block"
+    assert words in str(batch.errors)
     assert (server.posts, server.looks) == (0, 10)
 
 

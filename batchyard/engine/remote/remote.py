@@ -340,7 +340,10 @@ class RemoteEngine:
     async def _ask_for_salted_urls(self) -> frozenset[str]:
         status, body = await self._get("/openapi.json")
         if status >= 500:
-            raise EngineNotReached(f"the engine at {self._where} has no routes (HTTP {status})")
+            raise EngineNotReached(
+                f"the engine at {self._where} has no routes (HTTP {status}): if that lasts, set "
+                f"{FIELD} of its block"
+            )
         urls = routes_with_field(body, FIELD) if status == 200 else frozenset()
         if not urls:
             self._warn_once(
@@ -381,8 +384,7 @@ class RemoteEngine:
         if self._is_found:
             models = await self._list_models()
             if self._was_listed and models is not None and self.model not in models:
-                # Some kinds would answer with the model that they have.
-                raise EngineNotReady(self._lacks_model("any more"))
+                raise EngineNotReady(self._lacks_model("any more"))  # some answer nevertheless
             return models
         found = await find_server(self._addresses, self._ask)
         self._addresses, self._is_found = (found.address,), True
