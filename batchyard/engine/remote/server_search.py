@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -91,6 +92,8 @@ async def _with_an_endpoint(addresses: Sequence[ServerAddress], ask: Ask) -> Ser
     if routes is not None and any(is_served(path, routes) for path in ENDPOINTS):
         return first
     refusals = []
+    # Below a path, both are usual.
+    has_two = len(addresses) > 1 and bool(urlsplit(first.base).path)
     for path in ENDPOINTS:
         # The two differ by it only.
         for address in addresses if path.startswith("/v1/") else addresses[:1]:
@@ -100,6 +103,11 @@ async def _with_an_endpoint(addresses: Sequence[ServerAddress], ask: Ask) -> Ser
                 if isinstance(error.__cause__, TimeoutError):
                     return address  # it has taken the request
                 raise
+            if look.status == HTTPStatus.TOO_MANY_REQUESTS and has_two:
+                raise EngineNotReady(
+                    f"the engine at {first.shown} takes no requests now (HTTP 429), so it is not "
+                    "known where its endpoints are"
+                )
             if look.status in _REFUSED | AWAY_STATUSES:
                 refusals.append(look)
             elif look.status not in _ABSENT and not 300 <= look.status < 400:

@@ -261,6 +261,20 @@ async def test_a_server_that_is_away_may_come_back(status: int) -> None:
             await RemoteEngine(server.url, "m").start()
 
 
+async def test_a_limit_of_requests_does_not_say_where_endpoints_are() -> None:
+    """When it is over, a server below a path is found. At other URLs one form is usual."""
+    async with serving({"*": 429}, "/api/v3") as server:
+        engine = RemoteEngine(server.url, "m", max_num_seqs=4)
+        with pytest.raises(EngineNotReady, match="takes no requests now"):
+            await engine.start()
+        server.pages = {"/api/v3/models": LIST}
+        assert await paths_of_lines(server, CHAT) == ["/api/v3/chat/completions"]
+    for base in ("", "/v1", "/api/v1"):
+        async with serving({"*": 429}, base) as server:
+            root = base.removesuffix("/v1")
+            assert await paths_of_lines(server, CHAT) == [f"{root}{CHAT}"]
+
+
 async def test_a_server_is_searched_only_once() -> None:
     """When it comes back after a fault, it may not have all its routes yet."""
     async with serving({"/api/v3/models": LIST}, "/api/v3") as server:
