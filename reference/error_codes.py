@@ -374,10 +374,11 @@ BATCH: Final = (
     ),
     Code(
         "engine_error",
-        "The engine failed in another way, or all of its first 100 answers were 404 or redirects.",
+        "The engine failed in another way, or all of its first 100 answers were 401, 404 or "
+        "redirects.",
         "The message has the reason; the engine's log has more. After 404 and redirects, check the "
-        "[URL of the server](../how-to/configure-engines.md#the-url-of-a-server), correct it, and "
-        "run `batchyard retry`.",
+        "[URL of the server](../how-to/configure-engines.md#the-url-of-a-server), after 401 its "
+        "key, correct it, and run `batchyard retry`.",
     ),
     Code(
         "token_limit_exceeded",

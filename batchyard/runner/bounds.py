@@ -59,7 +59,8 @@ def bound_of(
     window = chunk.window
     own = Bound.PROCESS if own_share >= _BUSY else None
     limit = min(window.refusals.limit, window.crashes.limit)
-    if window.in_flight < min(seats, _FULL * limit):
+    # Lines with several answers or prompts fill the engine with fewer requests.
+    if window.sequences < min(seats, _FULL * limit):
         gate = gates.closed_gate(window) or gates.gate_before_window(chunk)
         if gate is None and not gates.RETRY.is_open(chunk):
             gate = gates.RETRY

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LOST = Fault(FaultKind.ANSWER, lambda body: b"lost" in body, status=404, body=b"<html>404</html>")
 MOVED = Fault(FaultKind.ANSWER, lambda body: b"moved" in body, status=308, body=b"")
+LOCKED = Fault(FaultKind.ANSWER, lambda body: b"locked" in body, status=401)
 BAD = Fault(FaultKind.ANSWER, lambda body: b"bad" in body, status=400)
 SLOW = Fault(FaultKind.HANG, lambda body: b"slow" in body)
 
@@ -38,13 +39,17 @@ def lines(*texts: str) -> list[dict[str, Any]]:
 
 
 async def run(yard: Yard, *texts: str) -> BatchRecord:
-    yard.use(StubEngine(max_num_seqs=4, faults=[LOST, MOVED, BAD, SLOW]))
+    yard.use(StubEngine(max_num_seqs=4, faults=[LOST, MOVED, LOCKED, BAD, SLOW]))
     return await asyncio.wait_for(yard.run(lines(*texts)), PATIENCE * 30)
 
 
 @pytest.mark.parametrize(
     ("text", "status", "words"),
-    [("lost", 404, "were not found (HTTP 404)"), ("moved", 308, "or redirects (HTTP 308)")],
+    [
+        ("lost", 404, "were not found (HTTP 404)"),
+        ("moved", 308, "or redirects (HTTP 308)"),
+        ("locked", 401, "(HTTP 401): it refuses our API key"),
+    ],
 )
 async def test_a_batch_whose_first_hundred_answers_are_all_not_found_is_stopped(
     yard: Yard, text: str, status: int, words: str

@@ -12,7 +12,7 @@ from aiohttp import web
 from batchyard.engine.base import EngineAnswer, EngineRequest
 from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.stub.stub import StubEngine
-from batchyard.errors import EngineLost, EngineNotReached
+from batchyard.errors import EngineLost, EngineNotReached, EngineNotReady
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.window import crashes, refusals
 from batchyard.runner.window.window import Window
@@ -42,6 +42,10 @@ class Server:
         """The one that it has."""
         self.listed: str | None = None
         """What it lists in place of that."""
+        self.answers_for_any = False
+        """Whatever model a request names."""
+        self.is_hidden = False
+        """The gateway before it has no route to it, as while its container is started again."""
         self.has_other_key = False
         self.failing_pages = 0
         """So many times ``/openapi.json`` is answered with 503, as by a proxy."""
@@ -67,16 +71,19 @@ class Server:
             await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
+        if self.is_hidden:
+            self.looks += request.path == "/v1/models"
+            return web.Response(status=404, text="404 page not found")
         if request.method == "POST":
             await request.read()
             self.posts += 1
             await asyncio.sleep(0.01)
             if self.has_other_key:
                 return web.json_response({"error": "Unauthorized"}, status=401)
-            if self.model != MODEL:
+            if self.model != MODEL and not self.answers_for_any:
                 message = f"The model `{MODEL}` does not exist."
                 return web.json_response({"error": {"message": message}}, status=404)
-            return web.json_response(ANSWER)
+            return web.json_response({**ANSWER, "model": self.model})
         if request.path == "/v1/models":
             self.looks += 1
             status = 401 if self.has_other_key else self.models_status
@@ -159,6 +166,30 @@ async def test_a_server_that_has_another_model_for_a_while_costs_no_line(
         server.model = "another"
         await asyncio.sleep(0.5)
         server.model = MODEL
+
+
+async def test_a_server_that_its_gateway_has_no_route_to_for_a_while_costs_no_line(
+    yard: Yard, server: Server
+) -> None:
+    """It says 404 to everything, and to the list of models, too."""
+    async with in_the_middle_of_a_batch(yard, server):
+        server.is_hidden = True
+        await asyncio.sleep(1)
+        server.is_hidden = False
+
+
+async def test_a_server_that_comes_back_with_another_model_gets_no_line_until_it_has_ours(
+    server: Server,
+) -> None:
+    """Some kinds answer whatever a request names with the model that they have."""
+    engine = server.engine
+    await engine.start()
+    server.model, server.answers_for_any = "another", True
+    with pytest.raises(EngineNotReady, match="does not serve model 'stub-model'"):
+        await engine.start()
+    server.model = MODEL
+    await engine.start()
+    await engine.stop()
 
 
 async def test_a_server_that_does_not_get_the_model_fails_the_batch_and_not_its_lines(
@@ -306,7 +337,8 @@ async def test_a_server_that_goes_on_to_fail_before_anything_is_sent_is_given_up
     yard.use(server.engine)  # type: ignore[arg-type]
     batch = await yard.run([chat_line("id-0")])
     assert batch.status is BatchStatus.FAILED
-    assert "has no routes (HTTP 503)" in str(batch.errors)
+    words = "has no routes (HTTP 503): if that lasts, set cache_salt of its block"
+    assert words in str(batch.errors)
     assert (server.posts, server.looks) == (0, 10)
 
 

@@ -25,6 +25,7 @@ def window(in_flight: int = 2 * SEATS, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(
         **{
             "in_flight": in_flight,
+            "sequences": in_flight,
             "is_full": in_flight >= 2 * SEATS,
             "is_streaming": True,
             "may_send": lambda: True,
@@ -64,6 +65,13 @@ def test_an_engine_that_runs_all_it_can_is_what_bounds(occupancy: Occupancy | No
     """Its seats or its cache are full; or it says nothing, and has all that it is given."""
     assert named(chunk(window()), occupancy) is Bound.ENGINE
     assert named(chunk(window()), occupancy, own_share=BUSY) is Bound.ENGINE
+
+
+def test_lines_with_several_answers_fill_an_engine_with_fewer_requests() -> None:
+    """There is no room for more of them, and no other user of the engine is why."""
+    full = window(SEATS // 4, sequences=2 * SEATS, shared=SimpleNamespace(is_open=False))
+    queue = SimpleNamespace(lacks_room=True, lacks_turn=False, is_submitting=False)
+    assert named(chunk(full, admission=queue), Occupancy(64, 64)) is Bound.ENGINE
 
 
 def test_requests_that_the_core_does_not_have_are_in_the_front_end_or_here() -> None:

@@ -7,22 +7,23 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import aiohttp
-import msgspec
 
 from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, http_answer
 from batchyard.engine.kinds import unknown
 from batchyard.engine.kinds.kind import Usage
 from batchyard.engine.kinds.recognition import recognise, seats_of
 from batchyard.engine.middleware.cache_salt import FIELD, spliced, with_member
-from batchyard.engine.remote import seats
+from batchyard.engine.remote import seats, server_client
 from batchyard.engine.remote.fan_out import answer_concurrently
 from batchyard.engine.remote.server_address import MODELS, possible_addresses
 from batchyard.engine.remote.server_client import (
+    ANSWER_TOO_LONG,
     LOOK_TIMEOUT_SECONDS,
     location_of,
     look_at,
     open_session,
     read_up_to,
+    usable_key,
 )
 from batchyard.engine.remote.server_search import (
     check_look,
@@ -60,19 +61,6 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-MAX_ANSWER_BYTES = 256 * 1024**2
-"""Of one answer: more than the embeddings of a large request, written out as decimals."""
-_TOO_LONG = msgspec.json.encode(
-    {
-        "error": {
-            "message": f"The engine's answer was longer than {MAX_ANSWER_BYTES >> 20} MiB.",
-            "type": "server_error",
-            "param": None,
-            "code": "answer_too_long",
-        }
-    }
-)
-
 
 class RemoteEngine:
     """A server reached by URL; ``start`` looks whether it is there, ``stop`` only lets go.
@@ -89,8 +77,8 @@ class RemoteEngine:
     ``CONNECTION_LOST``; a server that cannot be connected to is
     :class:`~batchyard.errors.EngineNotReached`.
 
-    Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these, and for users
-    to be considered on a server that has none.
+    Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these, a key that no
+    header can carry, and for users to be considered on a server that has none.
     """
 
     is_batch_invariant = False
@@ -128,7 +116,7 @@ class RemoteEngine:
         self._is_found = False
         self.kind: ServerKind = unknown.KIND
         """What the server is, once it has been found."""
-        self._api_key = api_key
+        self._api_key = usable_key(api_key)
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
         if exclusive and (objective is not None or reserve_seats is not None):
@@ -317,9 +305,9 @@ class RemoteEngine:
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                answer = await read_up_to(response, MAX_ANSWER_BYTES)
+                answer = await read_up_to(response, server_client.MAX_ANSWER_BYTES)
                 if answer is None:
-                    return EngineAnswer(request.tag, 500, _TOO_LONG)
+                    return EngineAnswer(request.tag, 500, ANSWER_TOO_LONG)
                 retry_after = retry_after_seconds(response.headers.get("Retry-After"))
                 await self._check_is_of_line(response.status, answer)
                 return http_answer(
@@ -352,7 +340,10 @@ class RemoteEngine:
     async def _ask_for_salted_urls(self) -> frozenset[str]:
         status, body = await self._get("/openapi.json")
         if status >= 500:
-            raise EngineNotReached(f"the engine at {self._where} has no routes (HTTP {status})")
+            raise EngineNotReached(
+                f"the engine at {self._where} has no routes (HTTP {status}): if that lasts, set "
+                f"{FIELD} of its block"
+            )
         urls = routes_with_field(body, FIELD) if status == 200 else frozenset()
         if not urls:
             self._warn_once(
@@ -391,7 +382,10 @@ class RemoteEngine:
     async def _find(self) -> set[str] | None:
         """Where the server is, at the first time, and the models that it lists; None: no list."""
         if self._is_found:
-            return await self._list_models()
+            models = await self._list_models()
+            if self._was_listed and models is not None and self.model not in models:
+                raise EngineNotReady(self._lacks_model("any more"))  # some answer nevertheless
+            return models
         found = await find_server(self._addresses, self._ask)
         self._addresses, self._is_found = (found.address,), True
         self.kind = await recognise(self._get, found.listing)
@@ -407,6 +401,8 @@ class RemoteEngine:
     async def _list_models(self) -> set[str] | None:
         look = await self._ask(self._address.url(MODELS))
         check_look(self._address, look)
+        if self._was_listed and look.status == 404:
+            raise EngineNotReady(f"the engine at {self._where} has no list of models any more")
         return listed_models(look.body)
 
     async def _ask(self, url: str, body: bytes | None = None) -> Look:
@@ -424,19 +420,23 @@ class RemoteEngine:
         """Raises :class:`~batchyard.errors.EngineNotReached` if the server has the model or our key
         no more: all requests get such an answer then, and it is about none of them."""
         self._has_answered = self._has_answered or 200 <= status < 300
-        if status != 401 and not self.kind.may_lack(self.model, status, answer):
+        may_lack = self.kind.may_lack(self.model, status, answer)
+        # A gateway whose server is away may say 404 to everything.
+        if status not in {401, 404} and not may_lack:
             return
         try:
             models = await self._list_models()
-        except EngineNotReady:
-            return  # it is not known
         except EngineStartFailed as error:
+            if isinstance(error.__cause__, TimeoutError):
+                return  # it is not known
             raise EngineNotReached(str(error)) from error
         is_known = self._was_listed or not self._has_answered
-        if is_known and models is not None and self.model not in models:
-            raise EngineNotReached(
-                f"the engine at {self._where} does not serve model {self.model!r} (HTTP {status})"
-            )
+        is_about_model = may_lack or status == 401
+        if is_about_model and is_known and models is not None and self.model not in models:
+            raise EngineNotReached(self._lacks_model(f"(HTTP {status})"))
+
+    def _lacks_model(self, more: str) -> str:
+        return f"the engine at {self._where} does not serve model {self.model!r} {more}"
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from batchyard.errors import SettingsError
 from batchyard.lines.endpoints import ENDPOINTS
@@ -46,10 +46,10 @@ def possible_addresses(base_url: str) -> tuple[ServerAddress, ...]:
 
     Raises :class:`~batchyard.errors.SettingsError` for what is no base URL.
     """
-    parts = urlsplit(base_url)
-    if parts.scheme == "unix" and parts.path:
+    parts = _parts(base_url.strip())
+    if parts is not None and parts.scheme == "unix" and parts.path and not parts.netloc:
         base, socket_path = "http://engine", parts.path
-    elif parts.scheme in {"http", "https"} and parts.hostname and not parts.username:
+    elif parts is not None and parts.scheme in {"http", "https"} and parts.hostname:
         path = parts.path.rstrip("/")
         base, socket_path = f"{parts.scheme}://{parts.netloc}{path}", None
         shorter = without_endpoint(base)
@@ -60,15 +60,28 @@ def possible_addresses(base_url: str) -> tuple[ServerAddress, ...]:
             )
     else:
         raise SettingsError(
-            "the engine's base_url must be http://host, https://host or unix:///path.sock,"
-            " without a user name in it"
+            "the engine's base_url must be http://host, https://host or unix:///path.sock, with a "
+            "port that exists, and without a space, a user name, a query (?) or a fragment (#) in "
+            "it"
         )
-    if base.endswith(_V1):
+    if urlsplit(base).path.endswith(_V1):
         return (ServerAddress(base.removesuffix(_V1), socket_path),)
     return (
         ServerAddress(base, socket_path),
         ServerAddress(base, socket_path, without_v1=True),
     )
+
+
+def _parts(url: str) -> SplitResult | None:
+    """Those of a URL that has nothing that a base may not have; None: it has."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:
+        return None
+    # To a query or a fragment no path can be appended.
+    is_plain = not {"?", "#"} & set(url) and _UNUSABLE.search(parts.netloc) is None
+    return parts if is_plain and has_port else None
 
 
 def without_endpoint(base: str) -> str | None:
@@ -86,4 +99,5 @@ def _is_surely_an_endpoint(url: str, base: str) -> bool:
 
 _TAILS: Final = sorted({path.removeprefix(_V1) for path in (*ENDPOINTS, MODELS)}, key=len)[::-1]
 """The longest first: ``/v2/rerank`` ends in ``/rerank`` too."""
+_UNUSABLE: Final = re.compile(r"[\s@]")
 _VERSION: Final = re.compile(r"/v[0-9]+$", re.ASCII)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiohttp
+import msgspec
 from yarl import URL
 
+from batchyard.errors import SettingsError
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:
@@ -15,6 +17,18 @@ if TYPE_CHECKING:
     from batchyard.engine.remote.server_address import ServerAddress
 
 LOOK_TIMEOUT_SECONDS: Final = 10.0
+MAX_ANSWER_BYTES = 256 * 1024**2
+"""Of one answer: more than the embeddings of a large request, written out as decimals."""
+ANSWER_TOO_LONG = msgspec.json.encode(
+    {
+        "error": {
+            "message": f"The engine's answer was longer than {MAX_ANSWER_BYTES >> 20} MiB.",
+            "type": "server_error",
+            "param": None,
+            "code": "answer_too_long",
+        }
+    }
+)
 MAX_LOOK_BYTES = 16 * 1024**2
 """Most bytes that are read of what the server says of itself."""
 
@@ -28,8 +42,20 @@ class Look(NamedTuple):
     """Where it redirects to, as a message may show it; empty if it does not."""
 
 
+def usable_key(api_key: str | None) -> str:
+    """The key without space around it: files and variables often end in a line break.
+
+    Empty: there is none. Raises :class:`~batchyard.errors.SettingsError` for one that no header can
+    carry.
+    """
+    key = (api_key or "").strip()
+    if not key.isprintable():
+        raise SettingsError("the engine's API key holds a line break or another control character")
+    return key
+
+
 def open_session(
-    address: ServerAddress, api_key: str | None, ssl_context: ssl.SSLContext | None
+    address: ServerAddress, api_key: str, ssl_context: ssl.SSLContext | None
 ) -> aiohttp.ClientSession:
     """A session for requests to this server, and no other."""
     # No limit of connections: the caller's window is the limit.

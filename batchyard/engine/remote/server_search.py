@@ -8,13 +8,16 @@ that answer, so the engine is not started.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
 from batchyard.engine.remote.server_address import MODELS, without_endpoint
 from batchyard.engine.remote.server_client import Look
 from batchyard.engine.routes import is_served, post_routes
+from batchyard.engine.sharing.metrics_look import AWAY_STATUSES
 from batchyard.errors import EngineNotReady, EngineStartFailed
 from batchyard.lines.endpoints import ENDPOINTS
 
@@ -32,7 +35,6 @@ _SILENT: Final = Look(0, b"", "")
 """Of a URL that gives no answer, on a server that gives others."""
 _ABSENT: Final = frozenset({404, 405, 501})
 _REFUSED: Final = frozenset({401, 403})
-_AWAY: Final = frozenset({502, 503, 504})
 
 
 class Found(NamedTuple):
@@ -59,6 +61,11 @@ async def find_server(addresses: Sequence[ServerAddress], ask: Ask) -> Found:
     for address, look in zip(addresses, looks, strict=True):
         if look.status < 300 and _is_json(look.body):
             return Found(address, None)
+    if _speaks_https(addresses[0], looks[0]):
+        raise EngineStartFailed(
+            f"the engine at {addresses[0].shown} answers HTTP 400, so it may only speak https: try "
+            f"{addresses[0].shown.replace('http:', 'https:', 1)}"
+        )
     found = await _with_an_endpoint(addresses, ask)
     if found is None:
         raise EngineStartFailed(_words(addresses, looks))
@@ -74,7 +81,7 @@ def check_look(address: ServerAddress, look: Look) -> None:
         raise EngineStartFailed(
             f"the engine at {address.shown} refuses our API key (HTTP {look.status})"
         )
-    if look.status in _AWAY:
+    if look.status in AWAY_STATUSES:
         raise EngineNotReady(f"the engine at {address.shown} is not ready (HTTP {look.status})")
 
 
@@ -85,6 +92,8 @@ async def _with_an_endpoint(addresses: Sequence[ServerAddress], ask: Ask) -> Ser
     if routes is not None and any(is_served(path, routes) for path in ENDPOINTS):
         return first
     refusals = []
+    # Below a path, both are usual.
+    has_two = len(addresses) > 1 and bool(urlsplit(first.base).path)
     for path in ENDPOINTS:
         # The two differ by it only.
         for address in addresses if path.startswith("/v1/") else addresses[:1]:
@@ -94,7 +103,12 @@ async def _with_an_endpoint(addresses: Sequence[ServerAddress], ask: Ask) -> Ser
                 if isinstance(error.__cause__, TimeoutError):
                     return address  # it has taken the request
                 raise
-            if look.status in _REFUSED | _AWAY:
+            if look.status == HTTPStatus.TOO_MANY_REQUESTS and has_two:
+                raise EngineNotReady(
+                    f"the engine at {first.shown} takes no requests now (HTTP 429), so it is not "
+                    "known where its endpoints are"
+                )
+            if look.status in _REFUSED | AWAY_STATUSES:
                 refusals.append(look)
             elif look.status not in _ABSENT and not 300 <= look.status < 400:
                 return address
@@ -108,6 +122,12 @@ async def _or_silence(question: Awaitable[Look]) -> Look:
         return await question
     except EngineNotReady:
         return _SILENT
+
+
+def _speaks_https(address: ServerAddress, look: Look) -> bool:
+    """Whether this may be the page by which nginx and others answer what is not TLS."""
+    is_page = look.status == HTTPStatus.BAD_REQUEST and not _is_json(look.body)
+    return is_page and address.shown.startswith("http:")
 
 
 def _is_json(body: bytes) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
+AWAY_STATUSES: Final = frozenset({502, 503, 504})
+"""Of a server, or of the gateway before it, that gives no answers now."""
 _AS_GOOD_AS: Final = 0.99
 
 
@@ -45,7 +47,7 @@ class MetricsLook:
         status, body = await self._read_metrics()
         load = self._load_of(body.decode(errors="replace")) if status == 200 else None
         if load is None:
-            if self._has_metrics or status >= 500:
+            if self._has_metrics or status in AWAY_STATUSES:
                 raise LookFailed(f"HTTP {status}")
             if self._controller.objective is not None:
                 self._say_once("it has no metrics of its load, so the batch takes a quarter of it")

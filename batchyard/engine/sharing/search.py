@@ -158,12 +158,14 @@ class Search:
             if len(self._of_best) <= len(of_other):
                 yield from self._measure_best()
             seen = yield from self._measure(other)
+            if not seen.speed:
+                return False  # it took too long, however good it was before
             of_other.append(seen.speed)
             difference = median(of_other) / median(self._of_best) - gain
             # One bad moment is to cost little: having fewer may be half as fast, more is hardly
             # ever slower.
             favours_more = (difference > 0) == (other > self._best)
-            if not seen.speed or abs(difference) >= _CLEAR:
+            if abs(difference) >= _CLEAR:
                 break
             if abs(difference) >= margin and (favours_more or len(of_other) > 2):
                 break

@@ -61,6 +61,11 @@ class WindowState(Protocol):
         ...
 
     @property
+    def sequences(self) -> int:
+        """How many the engine makes of these."""
+        ...
+
+    @property
     def backlog(self) -> Backlog:
         """Requests that have a slot and are not in the engine."""
         ...

@@ -1,13 +1,15 @@
-"""Stop a batch whose lines the engine answers with 404, or with redirects, one and all.
+"""Stop a batch whose lines the engine answers with 404, 401, or with redirects, one and all.
 
-Such a server has another address, or the endpoint is not there. The lines are not wrong, and
-without this a batch of any size would end with nothing but errors.
+Such a server has another address, the endpoint is not there, or it refuses our key, though it may
+list its models to anybody. The lines are not wrong, and without this a batch of any size would end
+with nothing but errors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import EngineError
@@ -22,6 +24,7 @@ log = event_logger(__name__)
 
 FIRST_ANSWERS: Final = 100
 """If all of these are such answers, the batch is stopped."""
+_NOT_OF_LINES: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_FOUND})
 _MOST_BATCHES: Final = 512
 """That are remembered: a runner may live for months."""
 
@@ -48,7 +51,7 @@ class NotFoundWatch:
         statuses = self._statuses[batch_id]
         if statuses is None:
             return
-        if status != 404 and not 300 <= status < 400:
+        if status not in _NOT_OF_LINES and not 300 <= status < 400:
             self._statuses[batch_id] = None
             return
         statuses.append(status)
@@ -78,8 +81,10 @@ class NotFoundWatch:
 def _words(statuses: list[int]) -> str:
     told = ", ".join(str(status) for status in sorted(set(statuses)))
     kind = "not found" if told == "404" else "not found or redirects"
+    cause = "it has another address, or lacks the endpoint or the model"
+    if HTTPStatus.UNAUTHORIZED in statuses:
+        kind, cause = "refusals", f"it refuses our API key, or {cause}"
     return (
-        f"All of the first {len(statuses)} answers of the engine were {kind} (HTTP {told}): it has "
-        "another address, or lacks the endpoint or the model. The error file says what it "
-        "answered. The other lines were not run."
+        f"All of the first {len(statuses)} answers of the engine were {kind} (HTTP {told}): "
+        f"{cause}. The error file says what it answered. The other lines were not run."
     )

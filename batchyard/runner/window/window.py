@@ -98,9 +98,8 @@ class Window:
     A remote server that was lost and is not back soon ends the window, so that another machine may
     try; with ``waits_for_server`` it is waited for.
 
-    It is as large as the engine says, which may change with each answer.
-
-    Nothing is sent while ``may_send`` says no; when it says yes again, call :meth:`wake`.
+    It is as large as the engine says, which may change with each answer. Nothing is sent while
+    ``may_send`` says no; when it says yes again, call :meth:`wake`.
     """
 
     def __init__(
@@ -250,6 +249,11 @@ class Window:
     def in_flight(self) -> int:
         """How many requests are in the engine."""
         return len(self._in_flight)
+
+    @property
+    def sequences(self) -> int:
+        """How many the engine makes of these."""
+        return sum(request.sequences for request in self._in_flight.values())
 
     @property
     def queued(self) -> int:
@@ -407,10 +411,7 @@ class Window:
         self.backlog.pause(request, seconds)
 
     def take_back(self, error: Exception) -> int:
-        """After a crash: put requests in flight in front of the queue, in a smaller group.
-
-        Returns how many they are.
-        """
+        """After a crash: queue what was in flight first, in a smaller group; how many these are."""
         in_flight = list(self._in_flight.values())
         for request in in_flight:
             self.seats.leave(request)

@@ -13,7 +13,7 @@ import pytest
 from batchyard.engine.base import EngineRequest, NoAnswer
 from batchyard.engine.kinds.vllm import GAUGES
 from batchyard.engine.middleware import line_frames
-from batchyard.engine.remote import remote, server_client
+from batchyard.engine.remote import server_client
 from batchyard.engine.remote.remote import RemoteEngine
 from batchyard.engine.routes import is_served, post_routes
 from batchyard.engine.vllm.line_client import stream_lines
@@ -117,7 +117,7 @@ def test_an_odd_pause_is_a_number_of_seconds_or_none(value: str, seconds: float 
 async def test_an_answer_beyond_the_limit_is_an_error_and_not_in_memory(
     monkeypatch: pytest.MonkeyPatch, headers: str
 ) -> None:
-    monkeypatch.setattr(remote, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(server_client, "MAX_ANSWER_BYTES", 1000)
     answer = await answer_of(response(headers=headers, body=b"[" + b" " * 999 + b"]"))
     assert answer.status == 500
     assert b"answer_too_long" in answer.body

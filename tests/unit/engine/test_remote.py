@@ -15,6 +15,7 @@ from aiohttp import web
 
 from batchyard.engine.base import EngineRequest, NoAnswer
 from batchyard.engine.remote.remote import RemoteEngine
+from batchyard.engine.remote.server_address import possible_addresses
 from batchyard.engine.routes import is_served, post_routes
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
@@ -96,11 +97,50 @@ async def test_a_unix_socket_is_an_address_too(tmp_path: Path) -> None:
     assert answers[0].status == 200
 
 
-@pytest.mark.parametrize("url", ["ftp://h", "localhost:8000", "http://", "http://u:p@h", "unix://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://h", "localhost:8000", "http://", "unix://", "unix://run/engine.sock"),
+        *("http://u:p@h", "http://:canary@h", "http://[::1:8000", "http://h o", "http://h:80 /v1"),
+        *(
+            "http://h:80000",
+            "http://h:port/v1",
+            "http://h:0",
+            "http://h/v1?version=2",
+            "http://h#v",
+        ),
+    ],
+)
 def test_any_other_address_is_refused(url: str) -> None:
     """When it is built, not when it is first used."""
-    with pytest.raises(SettingsError, match="base_url"):
+    with pytest.raises(SettingsError, match="base_url") as failure:
         RemoteEngine(url, "m")
+    assert "canary" not in str(failure.value)
+
+
+@pytest.mark.parametrize("url", ["http://h:80/v1\n", " http://h:80", "http://h:80/"])
+def test_space_around_an_address_is_left_out(url: str) -> None:
+    """As of a line of a file."""
+    assert possible_addresses(url)[0].url(CHAT) == f"http://h:80{CHAT}"
+
+
+def test_a_host_may_have_the_name_of_a_version() -> None:
+    assert possible_addresses("http://v1")[0].url(CHAT) == f"http://v1{CHAT}"
+
+
+async def test_space_around_a_key_is_left_out() -> None:
+    """As of a line of a file."""
+    async with serve(await started_stub()) as url:
+        engine = RemoteEngine(url, "stub-model", api_key=f" {API_KEY}\n")
+        await engine.start()
+        await engine.stop()
+
+
+@pytest.mark.parametrize("key", ["canary\nX-Other: 1", "canary\x00", "canary\x7f"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    with pytest.raises(SettingsError, match="API key holds a line break") as failure:
+        RemoteEngine("http://h", "m", api_key=key)
+    assert "canary" not in str(failure.value)
 
 
 async def test_the_body_goes_out_and_comes_back_as_it_is() -> None:

@@ -268,6 +268,27 @@ def test_a_number_with_which_a_server_is_much_slower_is_left_soon() -> None:
     assert server.now - 10_000 < 35
 
 
+def test_a_number_that_was_as_good_twice_and_then_stands_still_is_left() -> None:
+    """As at the end of a batch, with one long answer. The search goes on behind it."""
+    search, seen = Search(FIRST), []
+    server = Server(lambda count: 100.0 * (FIRST if count <= FIRST else 1.045 * FIRST))
+    measured = search._go_on
+
+    def go_on(now: float, in_flight: int, one: rules._Seen | None) -> None:
+        measured(now, in_flight, one)
+        seen.append(search.number)
+
+    search._go_on = go_on  # type: ignore[method-assign]
+    while seen.count(2 * FIRST) < 3:
+        server.run(0.1, search)
+    assert search.number == 2 * FIRST
+    speed, server.speed = server.speed, lambda _: 2.0
+    server.run(400, search)
+    server.speed = speed
+    server.run(100, search)
+    assert search.number <= FIRST
+
+
 def test_requests_of_more_sequences_than_may_be_in_flight_do_not_stop_the_search() -> None:
     """One of them runs alone with the first number: twice that would still be one."""
     server = Server(lambda count: 300.0 * min(count, 4), sequences=32)

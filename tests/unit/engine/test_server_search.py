@@ -82,7 +82,8 @@ async def paths_of_lines(server: Server, *urls: str) -> list[str]:
     async for _ in engine.stream(requests(), timeout_seconds=5):
         pass
     await engine.stop()
-    return sorted(each.removeprefix("POST ") for each in server.asked)
+    posts = [each for each in server.asked if each.startswith("POST ")]
+    return sorted(each.removeprefix("POST ") for each in posts)
 
 
 async def failure_of(server: Server) -> str:
@@ -228,6 +229,14 @@ async def test_a_redirect_to_a_login_is_no_advice() -> None:
     assert message.endswith("use the URL of the API itself")
 
 
+@pytest.mark.parametrize("base", ["", "/v1"])
+async def test_a_server_that_only_speaks_https_says_so_to_everything(base: str) -> None:
+    """nginx and Go's servers answer 400 to what is not TLS."""
+    async with serving({"*": 400}, base) as server:
+        url = server.url.removesuffix("/v1").replace("http:", "https:")
+        assert f"may only speak https: try {url}" in await failure_of(server)
+
+
 async def test_a_base_that_may_end_in_an_endpoint_is_named_if_nothing_answers() -> None:
     async with serving({}, "/rerank") as server:
         message = await failure_of(server)
@@ -252,6 +261,20 @@ async def test_a_server_that_is_away_may_come_back(status: int) -> None:
             await RemoteEngine(server.url, "m").start()
 
 
+async def test_a_limit_of_requests_does_not_say_where_endpoints_are() -> None:
+    """When it is over, a server below a path is found. At other URLs one form is usual."""
+    async with serving({"*": 429}, "/api/v3") as server:
+        engine = RemoteEngine(server.url, "m", max_num_seqs=4)
+        with pytest.raises(EngineNotReady, match="takes no requests now"):
+            await engine.start()
+        server.pages = {"/api/v3/models": LIST}
+        assert await paths_of_lines(server, CHAT) == ["/api/v3/chat/completions"]
+    for base in ("", "/v1", "/api/v1"):
+        async with serving({"*": 429}, base) as server:
+            root = base.removesuffix("/v1")
+            assert await paths_of_lines(server, CHAT) == [f"{root}{CHAT}"]
+
+
 async def test_a_server_is_searched_only_once() -> None:
     """When it comes back after a fault, it may not have all its routes yet."""
     async with serving({"/api/v3/models": LIST}, "/api/v3") as server:
@@ -259,8 +282,8 @@ async def test_a_server_is_searched_only_once() -> None:
         await engine.start()
         server.asked.clear()
         del server.pages["/api/v3/models"]
-        await engine.start()
-        await engine.stop()
+        with pytest.raises(EngineNotReady, match="has no list of models any more"):
+            await engine.start()
     assert server.asked == ["GET /api/v3/models"]
 
 

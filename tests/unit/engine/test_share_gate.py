@@ -141,15 +141,19 @@ async def test_a_look_that_gets_no_answer_closes_it_until_one_does() -> None:
         await until(lambda: gate.is_open)
 
 
-@pytest.mark.parametrize("says", [(404, b""), (401, b""), (200, b"<html>"), (200, b"")])
+@pytest.mark.parametrize(
+    "says",
+    [(404, b""), (401, b""), (500, b""), (501, b"{}"), (200, b"<html>"), (200, b"")],
+)
 async def test_a_server_without_such_metrics_is_open(says: tuple[int, bytes]) -> None:
+    """llama-server answers 501 unless it was started with ``--metrics``."""
     async with watched(Server(says)) as gate:
         await until(lambda: gate.is_open)
         await asyncio.sleep(0.3)
         assert gate.is_open
 
 
-@pytest.mark.parametrize("failure", [OSError("gone"), (503, b"")])
+@pytest.mark.parametrize("failure", [OSError("gone"), (502, b""), (503, b"")])
 async def test_a_server_that_was_never_observed_is_closed(
     failure: tuple[int, bytes] | Exception,
 ) -> None:
