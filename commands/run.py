@@ -25,6 +25,7 @@ from batchyard.services.machine.home import in_home
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create.create import BatchRequest, create_batch
+from batchyard.storage.compression import packed_suffix, unpacked_name
 from commands.engine_choice import EngineChoice, ServerUse
 from commands.foreground import how_to_resume, prepare_prefect, run_to_end
 
@@ -206,8 +207,9 @@ def errors_beside(output: Location) -> Location | None:
     """
     if not isinstance(output, LocalFile):
         return None
-    path = output.path
+    path = output.path.with_name(unpacked_name(output.filename))
     suffix = ".jsonl" if is_table(output) else path.suffix or ".jsonl"
+    suffix += packed_suffix(output.filename)
     return LocalFile(path.with_name(f"{path.stem}.errors{suffix}"))
 
 

@@ -66,7 +66,7 @@ class Charge:
 
     def row(self, ordinal: int, line: bytes, usage: TokenUsage, *, is_copy: bool) -> LedgerRow:
         """The row of a result line. ``ordinal`` is its place in the input, from 0."""
-        result = _decode_result(line)
+        result = _result_of(line)
         price = self.prices.of(self.model) if self.model is not None else None
         cost = None
         if price is not None:
@@ -137,6 +137,14 @@ class _Result(msgspec.Struct):
     custom_id: str | None = None
     response: _Response | None = None
     error: _Error | None = None
+
+
+def _result_of(line: bytes) -> _Result:
+    """What the line says; nothing where it was damaged in the object store, as its batch ends."""
+    try:
+        return _decode_result(line)
+    except (ValueError, RecursionError):
+        return _Result()
 
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,7 @@ from batchyard.errors import (
 from batchyard.files.parts import wipe_object, wipe_parts
 from batchyard.files.upload import FileUse, plain_input, store_content
 from batchyard.processes.threads import in_thread
-from batchyard.services.quotas import default_quota
+from batchyard.services.quotas import arriving, default_quota
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -79,14 +80,16 @@ async def _complete(
     try:
         joined = _joined(services, parts, md5)
         plain = plain_input(services, joined, lambda: use.purpose == "batch")
-        file = await store_content(services, tenant, plain, lambda: use)
+        # What was announced counts already, and may be compressed.
+        count = partial(services.arrivals.add_part, tenant, upload_id, upload.bytes)
+        with arriving(services, tenant, add=count) as within_quota:
+            file = await store_content(services, tenant, within_quota(plain), lambda: use)
     except StorageError:
         # If the upload has ended meanwhile, its parts were deleted: that is the reason to give.
         await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
         raise
     try:
         if (more := file.size_bytes - upload.bytes) > 0:
-            # The quota has room for what was announced, which was compressed.
             await services.store.tenants.check_room(
                 tenant, default_quota(services), stored_bytes=more
             )

@@ -65,7 +65,8 @@ async def ledger_file(services: Services, batch: BatchRecord) -> FileRecord | No
         )
     file_id = result_file_id(batch.id, "ledger")
     try:
-        return await services.store.files.get(file_id)
+        # As its tenant sees it: one whose time is over is gone, wiped or not.
+        return await services.store.files.get(file_id, batch.tenant)
     except RecordNotFound:
         results = {each for each in (batch.output_file_id, batch.error_file_id) if each}
         # Rows of files are forgotten a month after their deletion, all of a batch together.

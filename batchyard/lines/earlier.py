@@ -39,6 +39,7 @@ class _Line(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Line).decode
+_BEGINNING: Final = b'"%s":{"attempts":[' % EARLIER.encode()
 
 
 def earlier_of(line: bytes) -> Earlier:
@@ -57,4 +58,12 @@ def with_earlier(line: bytes, earlier: Earlier) -> bytes:
     line = line.rstrip()
     if not (line.startswith(b"{") and line.endswith(b"}")):
         return line
-    return b'%s,"%s":%s}' % (line[:-1], EARLIER.encode(), msgspec.json.encode(earlier))
+    others = line[:-1]
+    comma = b"" if others.rstrip() == b"{" else b","
+    return b'%s%s"%s":%s}' % (others, comma, EARLIER.encode(), msgspec.json.encode(earlier))
+
+
+def without_earlier(line: bytes) -> bytes:
+    """The line as it was before :func:`with_earlier`."""
+    others, found, _ = line.rpartition(_BEGINNING)
+    return others.removesuffix(b",") + b"}" if found else line

@@ -16,7 +16,7 @@ import msgspec
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused
 from batchyard.lines.duplicates import IdHashes, repeated_lines
-from batchyard.lines.earlier import EARLIER
+from batchyard.lines.earlier import EARLIER, MOST_EARLIER_BYTES, without_earlier
 from batchyard.lines.endpoints import ENDPOINTS, takes_form
 from batchyard.lines.forms import is_file_url
 from batchyard.lines.framing import PhysicalLine, custom_id_of, other_format, read_lines, stray_mark
@@ -184,8 +184,7 @@ class Validator:
         before = self._error_count
         number, data = physical.number, physical.data
         if data is None:
-            limit = self.rules.limits.max_line_bytes
-            self._refuse("line_too_long", f"The line is longer than {limit} bytes.", None, number)
+            self._refuse_length(number)
             return None
         try:
             line = _parse_json(data)
@@ -200,8 +199,7 @@ class Validator:
         if not isinstance(line, dict):
             self._refuse("invalid_request", "A request line must be a JSON object.", None, number)
             return None
-        if self.rules.merges and line.get(EARLIER, {}).get("is_kept"):
-            self._is_kept = True
+        if self.rules.merges and self._was_decided(line, data, number):
             return None
         depth = self.rules.limits.max_depth
         braces, brackets = data.count(b"{"), data.count(b"[")
@@ -236,6 +234,27 @@ class Validator:
             body,
             body["model"] if body["model"] in self.rules.offer.adapters else "",
         )
+
+    def _was_decided(self, line: dict[str, Any], data: bytes, number: int) -> bool:
+        """Whether the line has an answer already, or was left out because it is too long: the limit
+        has room for what a retry has added."""
+        self._is_kept = bool(line.get(EARLIER, {}).get("is_kept"))
+        if self._is_kept:
+            return True
+        if len(without_earlier(data)) > self._most_bytes:
+            self._refuse_length(number)
+            return True
+        return False
+
+    @property
+    def _most_bytes(self) -> int:
+        """What a line of the user's may have."""
+        added = MOST_EARLIER_BYTES if self.rules.merges else 0
+        return self.rules.limits.max_line_bytes - added
+
+    def _refuse_length(self, number: int) -> None:
+        message = f"The line is longer than {self._most_bytes} bytes."
+        self._refuse("line_too_long", message, None, number)
 
     def _check_custom_id(self, line: dict[str, Any], number: int) -> str | None:
         if "custom_id" not in line:

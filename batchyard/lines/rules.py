@@ -48,7 +48,8 @@ class Rules:
     ``offer``: what engines serve, with the model of each adapter.
     ``policy``: what bodies may hold beyond that; ``None``: whatever the engine takes.
     ``is_rendered``: a template has made them of rows, and some say that it could not.
-    ``merges``: some have an answer already, and say so (:mod:`.earlier`).
+    ``merges``: some have an answer already, and say so (:mod:`.earlier`); the limit of a line's
+    bytes has room for that.
     """
 
     endpoint: str | None

@@ -130,6 +130,16 @@ def unanswered(custom_id: str, code: NoAnswerCode, reason: str = "") -> ResultLi
     return ResultLine(Outcome.ERROR, _error_line(custom_id, code.value, message))
 
 
+def not_run(
+    batch_id: str, ordinal: int, custom_id: str, code: NoAnswerCode, reason: str
+) -> ResultLine:
+    """The line of a request of an ended batch that never ran: the same bytes each time that it is
+    made, so that a file is not written again where it is already."""
+    line_id = hashlib.blake2b(f"{batch_id} {ordinal}".encode(), digest_size=16).hexdigest()
+    message = f"{NO_ANSWER_MESSAGES[code]} {reason}".rstrip()
+    return ResultLine(Outcome.ERROR, _error_line(custom_id, code.value, message, line_id.encode()))
+
+
 def unprocessed(custom_id: str, message: str) -> ResultLine:
     """The line of a request that Batchyard itself could not process; ``message`` says why."""
     return ResultLine(
@@ -143,9 +153,8 @@ def refused(batch_id: str, ordinal: int, custom_id: str | None, code: str, why: 
     Its ``id`` goes by its ``ordinal``, so that it has the same bytes each time that it is made.
     """
     mark = hashlib.blake2b(batch_id.encode(), digest_size=10).hexdigest()
-    head = _line_head(custom_id, f"{_REFUSED}{ordinal:08x}{mark}".encode())
-    error = _line_safe(msgspec.json.encode({"code": code, "message": why}))
-    return ResultLine(Outcome.ERROR, b'%s"response":null,"error":%s}\n' % (head, error))
+    line_id = f"{_REFUSED}{ordinal:08x}{mark}".encode()
+    return ResultLine(Outcome.ERROR, _error_line(custom_id, code, why, line_id))
 
 
 def is_refused(line: bytes) -> bool:
@@ -226,13 +235,18 @@ def _not_json_words(status: int, body: bytes, content_type: str, location: str) 
     return f"The engine's answer was not valid JSON: {', '.join(about)}. {shown}"
 
 
-def _error_line(custom_id: str, code: str, message: str) -> bytes:
+def _error_line(
+    custom_id: str | None, code: str, message: str, line_id: bytes | None = None
+) -> bytes:
     error = msgspec.json.encode({"code": code, "message": message})
-    return _result_line(custom_id, b"null", _line_safe(error))
+    return _result_line(custom_id, b"null", _line_safe(error), line_id)
 
 
-def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
-    return b'%s"response":%s,"error":%s}\n' % (_line_head(custom_id), response, error)
+def _result_line(
+    custom_id: str | None, response: bytes, error: bytes, line_id: bytes | None = None
+) -> bytes:
+    head = _line_head(custom_id, line_id)
+    return b'%s"response":%s,"error":%s}\n' % (head, response, error)
 
 
 def _line_head(custom_id: str | None, line_id: bytes | None = None) -> bytes:

@@ -133,7 +133,7 @@ class CloudBucket:
         if credentials.ca_file is not None:
             client["root_certificate"] = credentials.ca_file.read_text()
         with self._as_ours(""):
-            # Backoff retries, and says so in one place. A part is sent by obstore itself.
+            # Backoff retries, and says so in one place. Parts and pages are asked for by obstore.
             retry: Any = {"max_retries": 0}
             self._store = credentials.store(name, client_options=client, retry_config=retry)
             retry = {
@@ -144,7 +144,7 @@ class CloudBucket:
                     "max_backoff": timedelta(seconds=self._backoff.longest_seconds),
                 },
             }
-            self._in_parts = credentials.store(name, client_options=client, retry_config=retry)
+            self._patient = credentials.store(name, client_options=client, retry_config=retry)
 
     def shown(self, key: str) -> str:
         """The object's address, for messages."""
@@ -170,7 +170,7 @@ class CloudBucket:
                 return tally.stored(key)
             with self._as_ours(key):
                 writer = obstore.open_writer_async(
-                    self._in_parts,
+                    self._patient,
                     key,
                     buffer_size=self._part_bytes,
                     max_concurrency=_PARTS_AT_ONCE,
@@ -238,7 +238,7 @@ class CloudBucket:
         # For obstore a prefix is a folder.
         folder = prefix.rpartition("/")[0] or None
         with self._as_ours(prefix):
-            async for page in obstore.list(self._store, folder):
+            async for page in obstore.list(self._patient, folder):
                 now = datetime.now(UTC)
                 for meta in page:
                     if not meta["path"].startswith(prefix):

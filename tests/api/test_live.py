@@ -668,5 +668,6 @@ async def test_a_flex_request_waits_for_a_seat_to_spare_and_says_its_tier(
     with pytest.raises(openai.RateLimitError) as refused:
         await client.chat.completions.create(model=MODEL, messages=HELLO, service_tier="flex")
     share.in_flight -= SEATS
-    assert refused.value.code == "resource_unavailable"
+    assert (refused.value.code, refused.value.type) == ("resource_unavailable", "requests")
+    assert refused.value.response.headers["retry-after"] == "5"
     assert share.flex == 0

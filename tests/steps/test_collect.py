@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from batchyard.results.line_errors import count_words
 from batchyard.results.results import NoAnswerCode, answered, unanswered
 from batchyard.services.keys import file_key, segment_key, stage_prefix
 from batchyard.services.segments.segment_headers import decode_headers
-from batchyard.services.segments.segments import encode_entry, put_bytes
+from batchyard.services.segments.segments import encode_entry, put_bytes, read_object
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.collect import collect
 from batchyard.steps.collect.collect import collect_results
@@ -230,6 +231,18 @@ async def test_collecting_twice_gives_the_same_files(yard: Yard) -> None:
     first = await collect_results(yard.services, batch_id, 0)
     second = await collect_results(yard.services, batch_id, 0)
     assert first == second
+
+
+async def test_the_lines_that_never_ran_are_the_same_when_they_are_made_again(yard: Yard) -> None:
+    """A file that a dataset of a hub has already is not committed again after a crash."""
+    batch_id = await yard.prepared(lines(3))
+    await yard.services.store.batches.cancel(batch_id)
+    first = await collect_results(yard.services, batch_id, 0)
+    second = await collect_results(yard.services, batch_id, 0)
+    assert first.error is not None
+    assert first.error == second.error
+    content = await read_object(yard.services.storage, first.error.storage_key)
+    assert len({json.loads(line)["id"] for line in content.splitlines()}) == 3
 
 
 async def test_a_segment_is_read_back_as_it_was_written() -> None:

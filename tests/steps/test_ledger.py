@@ -16,7 +16,7 @@ from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import RequestRefused
 from batchyard.files.read_ledger import ledger_blocks
 from batchyard.lifecycle import BatchStatus
-from batchyard.results.results import answered
+from batchyard.results.results import Outcome, ResultLine, answered
 from batchyard.services.keys import segment_key
 from batchyard.services.segments.segments import encode_entry, put_bytes
 from batchyard.services.services import open_services
@@ -24,6 +24,7 @@ from batchyard.settings import read_settings
 from batchyard.steps.collect.collect import collect_results
 from batchyard.steps.collect.publish import publish_results
 from batchyard.steps.retry.retry import retry_batch
+from batchyard.store.tables.file import FILES
 from batchyard.wire import TokenUsage, result_file_id
 from tests.faults import actor
 from tests.hurry import hurried
@@ -32,6 +33,8 @@ from tests.steps.conftest import CHAT, Yard, chat_line, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store import BatchRecord
 
@@ -202,8 +205,28 @@ async def test_a_retry_has_a_ledger_as_its_batch_has(yard: Yard) -> None:
 
 
 async def test_the_operator_may_have_one_of_every_batch(yard: Yard) -> None:
+    """Also of a retry of one that was made before."""
+    yard.use(StubEngine(faults=[Fault(FaultKind.ANSWER, lambda _: True, status=400)]))
+    before = await yard.run(lines(2))
     yard.set(ledger=True)
     assert len(await checked(yard, await yard.run(lines(2)))) == 2
+    again = await yard.finish(await retry_batch(yard.services, before.id))
+    assert len(await checked(yard, again)) == 2
+
+
+async def test_a_line_that_was_damaged_in_the_store_does_not_keep_the_batch_from_ending(
+    yard: Yard,
+) -> None:
+    batch_id = await yard.prepared(lines(2), ledger=True)
+    damaged = ResultLine(Outcome.OUTPUT, b"\0\0\0\n", TokenUsage(3, 0, 2, 0, 5))
+    entries = [encode_entry(0, damaged), encode_entry(1, answered("id-1", "req_x", 200, b"{}"))]
+    await put_bytes(yard.services.storage, segment_key(batch_id, 0, 1, 0), entries)
+    batches = yard.services.store.batches
+    await batches.advance(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
+    collected = await collect_results(yard.services, batch_id, 0)
+    rows = await checked(yard, await publish_results(yard.services, batch_id, collected))
+    found = [(row["line"], row["custom_id"], row["total_tokens"]) for row in rows]
+    assert found == [(1, None, 5), (2, "id-1", 0)]
 
 
 async def test_nothing_is_written_for_a_batch_that_did_not_ask(yard: Yard) -> None:
@@ -223,6 +246,18 @@ async def test_it_is_there_when_the_batch_has_ended_and_until_it_is_deleted(yard
     files = yard.services.store.files
     assert "ledger" not in {each.filename for each in await files.page("default", limit=9)}
     await files.delete(result_file_id(batch_id, "ledger"))
+    with pytest.raises(RequestRefused, match="no longer kept"):
+        await rows_of(yard, batch)
+
+
+async def test_it_expires_before_its_bytes_are_wiped(yard: Yard) -> None:
+    """As the results do."""
+    batch = await yard.run(lines(2), ledger=True)
+
+    async def overdue(connection: AsyncConnection) -> None:
+        await connection.execute(FILES.update().values(expires_at=1))
+
+    await yard.services.store.database.write(overdue)
     with pytest.raises(RequestRefused, match="no longer kept"):
         await rows_of(yard, batch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -11,13 +12,14 @@ import pytest
 from aiohttp import web
 
 from batchyard.engine.base import LivePromise, LiveServer
+from batchyard.engine.live_answers import FLEX_HEADER
 from batchyard.engine.stub.stub import StubEngine
 from batchyard.runner.live import live_server
 from batchyard.runner.live.live_server import LiveRequests
 from batchyard.store import RunnerKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     from tests.steps.conftest import Yard
@@ -30,6 +32,10 @@ class LiveStub(StubEngine):
 
     def __init__(self, socket: Path) -> None:
         super().__init__()
+        self.listens_at(socket)
+
+    def listens_at(self, socket: Path) -> None:
+        """From now on."""
         self._server = LiveServer(socket, {}, LivePromise())
 
     @property
@@ -38,22 +44,26 @@ class LiveStub(StubEngine):
 
 
 @contextlib.asynccontextmanager
-async def serving_live(yard: Yard, socket: Path) -> AsyncIterator[LiveRequests]:
+async def serving_live(yard: Yard, at: Path | LiveStub) -> AsyncIterator[LiveRequests]:
+    """For an engine with this socket."""
+    engine = at if isinstance(at, LiveStub) else LiveStub(at)
     runner = await yard.services.store.runners.register(
         kind=RunnerKind.CHUNKS, pool="gpu", model="stub-model"
     )
     async with LiveRequests(
-        yard.services, LiveStub(socket), LivePromise(), runner.id, lambda _: None
+        yard.services, engine, LivePromise(), runner.id, lambda _: None
     ) as live:
         yield live
 
 
 @contextlib.asynccontextmanager
-async def asked(yard: Yard) -> AsyncIterator[aiohttp.ClientResponse]:
+async def asked(
+    yard: Yard, more: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[aiohttp.ClientResponse]:
     """As the API asks the only runner."""
     (at,) = await yard.services.store.live_engines.open(60)
     connector = aiohttp.UnixConnector(at.address.removeprefix("unix://"))
-    headers = {"authorization": f"Bearer {at.secret}", "x-batchyard-tenant": "one"}
+    headers = {"authorization": f"Bearer {at.secret}", "x-batchyard-tenant": "one", **more}
     async with (
         aiohttp.ClientSession(connector=connector) as session,
         session.post("http://runner/v1/chat/completions", data=b"{}", headers=headers) as answer,
@@ -97,6 +107,34 @@ async def test_an_engine_that_starts_again_has_not_taken_the_request(
     async with serving_live(yard, tmp_path / "nothing.sock") as live, asked(yard) as answer:
         assert (answer.status, "retry-after" in answer.headers) == (503, True)
         assert live.counts.take() == []
+
+
+async def test_a_request_that_waited_goes_to_the_engine_that_is_there_then(
+    yard: Yard, tmp_path: Path
+) -> None:
+    """The engine may crash and start again while the request waits: its socket is another one."""
+
+    async def tell(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    stub = LiveStub(tmp_path / "before.sock")
+    socket = tmp_path / "after.sock"
+    async with (
+        served(socket, web.post("/{path:.*}", tell)),
+        serving_live(yard, stub) as live,
+        asyncio.TaskGroup() as group,
+    ):
+        live._share.in_flight += stub.max_num_seqs
+        waiting = group.create_task(_status(yard, {FLEX_HEADER: "1"}))
+        await asyncio.sleep(0.3)
+        stub.listens_at(socket)
+        live._share.in_flight -= stub.max_num_seqs
+        assert await waiting == 200
+
+
+async def _status(yard: Yard, headers: dict[str, str]) -> int:
+    async with asked(yard, headers) as answer:
+        return answer.status
 
 
 async def test_what_a_runner_breaks_off_at_its_end_is_counted(

@@ -156,15 +156,42 @@ async def test_a_table_of_another_batch_has_no_history(yard: Yard, tmp_path: Pat
 
 
 async def test_bad_lines_that_were_left_out_are_left_out_again(yard: Yard) -> None:
-    request_lines = [*lines(3), chat_line("id-0", "twice"), {"custom_id": "bad"}, *lines(6)[4:]]
-    yard.use(failing((b'1"', 1)))
-    first = await yard.run(request_lines, on_invalid=OnInvalid.ERROR_FILE)
+    limits = yard.services.settings.limits.model_copy(update={"max_line_bytes": 400})
+    yard.set(limits=limits)
+    bad = [chat_line("id-0", "twice"), {"custom_id": "bad"}, {}, chat_line("long", "x" * 400)]
+    yard.use(failing((b'1"', 2)))
+    first = await yard.run([*lines(3), *bad, *lines(6)[4:]], on_invalid=OnInvalid.ERROR_FILE)
     second = await merged(yard, first)
-    assert second.counts == RequestCounts(7, 5, 2)
-    errors = (await results_of(yard, second))["error"]
-    assert [each["error"]["code"] for each in errors] == [
-        each["error"]["code"] for each in (await results_of(yard, first))["error"] if each["error"]
+    third = await merged(yard, second)
+    assert (second.counts, third.counts) == (RequestCounts(9, 4, 5), RequestCounts(9, 5, 4))
+    refused = [
+        [each["error"] for each in (await results_of(yard, batch))["error"] if each["error"]]
+        for batch in (first, second, third)
     ]
+    assert [each["code"] for each in refused[0]] == [
+        *("duplicate_custom_id", "missing_required_parameter", "missing_required_parameter"),
+        "line_too_long",
+    ]
+    assert refused[1] == refused[2] == refused[0]
+
+
+async def test_what_a_line_says_of_earlier_batches_is_not_written_into_it_twice(yard: Yard) -> None:
+    yard.use(failing((b'1"', 3)))
+    batch = await yard.run(lines(2))
+    for _ in range(3):
+        batch = await merged(yard, batch)
+    file = await yard.services.store.files.get(batch.input_file_id)
+    content = await read_object(yard.services.storage, file.storage_key)
+    assert [line.count(b'"earlier"') for line in content.splitlines()] == [1, 1]
+    assert [len(json.loads(line)["earlier"]["attempts"]) for line in content.splitlines()] == [3, 3]
+
+
+async def test_one_whose_chosen_lines_are_all_bad_used_nothing(yard: Yard) -> None:
+    yard.use(failing((b'1"', 1)))
+    first = await yard.run(lines(3), on_invalid=OnInvalid.ERROR_FILE)
+    second = await merged(yard, first, patch=BodyPatch.of({"stream": True}, ()))
+    assert (second.model, second.counts) == (None, RequestCounts(3, 2, 1))
+    assert await yard.services.store.usage.of_batch(second.id) == []
 
 
 async def test_what_a_client_writes_into_its_lines_keeps_none_of_them_from_running(

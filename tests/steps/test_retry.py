@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.batch.bounds import Bound, bound_words
 from batchyard.batch_error import BatchError
 from batchyard.engine.stub.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
@@ -270,6 +271,24 @@ async def test_the_new_batch_is_asked_for_like_the_old_one(yard: Yard) -> None:
     file = await yard.services.store.files.get(second.input_file_id)
     assert (file.filename, file.purpose) == (f"{first.id}_retry.jsonl", "batch")
     assert (file.tenant, file.storage_key) == ("red", file_key(file.id))
+
+
+async def test_nothing_that_was_found_of_the_old_batch_is_said_of_the_new_one(yard: Yard) -> None:
+    """Which may never begin: it waits for room in a quota, and is cancelled."""
+    fails = Fault(FaultKind.ANSWER, lambda _: True, status=400)
+    yard.use(StubEngine(faults=[fails]))
+    first = await yard.run([chat_line("a")])
+    found = yard.services.store.batch_effects
+    await found.note_ignored(first.id, {"seed": 1})
+    await found.add_bounds(first.id, {Bound.ENGINE: 90.0})
+    first = await yard.services.store.batches.get(first.id)
+    assert first.limited_by == bound_words({Bound.ENGINE: 90.0})
+    assert (first.options.batch_invariant, len(first.warnings)) == (False, 1)
+    again = await retry_batch(yard.services, first.id)
+    await yard.services.store.batches.cancel(again)
+    ended = await yard.finish(again)
+    assert (ended.limited_by, ended.warnings) == ("", ())
+    assert ended.options.batch_invariant is None
 
 
 async def test_a_retry_notifies_whom_the_first_batch_notified(yard: Yard) -> None:

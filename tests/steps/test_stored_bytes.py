@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from aiohttp import web
 
+from batchyard.errors import StorageLimitExceeded
+from batchyard.files.complete import complete_upload
+from batchyard.files.parts import add_part
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import Quota
+from batchyard.store import NewUpload, Quota
 from tests.steps.conftest import chat_line
+from tests.steps.test_retry import Written
 from tests.unit.storage.web_server import running_web_server
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from tests.steps.conftest import Yard
 
 MIB = 1024**2
@@ -55,6 +64,32 @@ async def test_an_input_at_a_url_is_no_longer_fetched_when_it_is_too_large_for_t
     assert batch.status is BatchStatus.FAILED
     assert [error.code for error in batch.errors or ()] == ["storage_limit_exceeded"]
     assert sent < 50 * MIB
+
+
+async def test_an_upload_is_no_longer_decompressed_when_it_is_too_large_for_the_quota(
+    yard: Yard,
+) -> None:
+    """A few kilobytes could fill the disk before they are refused, and many of them at once."""
+    packed = gzip.compress(b"{}\n" + b" " * 50 * MIB)
+    storage = Written(yard.services.settings.home_folder / "objects")
+    services = replace(yard.services, storage=storage)
+    quota = Quota(max_stored_bytes=MIB)
+    await services.store.tenants.set_quota("full", quota)
+    upload = await services.store.uploads.create(
+        NewUpload(
+            tenant="full", filename="in.jsonl", purpose="batch", bytes=len(packed), mime_type="text"
+        ),
+        quota=quota,
+    )
+
+    async def content() -> AsyncGenerator[bytes]:
+        yield packed
+
+    part = await add_part(services, "full", upload.id, content())
+    with pytest.raises(StorageLimitExceeded):
+        await complete_upload(services, "full", upload.id, [part.id], None)
+    assert storage.size_bytes < 10 * MIB
+    assert (await services.store.uploads.get(upload.id)).status == "pending"
 
 
 async def test_results_are_stored_though_they_are_more_than_the_quota_has_room_for(

@@ -48,6 +48,7 @@ _NOT_TAKEN: Final = frozenset({401, 503})
 _ENGINE_LOST: Final = 502
 """The engine ended with the request in it, which may be why: no other one gets it."""
 _TIMED_OUT: Final = 504
+_BUSY: Final = 429
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,10 +265,13 @@ async def _refusal(answer: aiohttp.ClientResponse, path: str) -> ApiError:
             return ApiError(404, f"The model's engine does not serve {path}.")
         details = {"message": f"The engine answered with HTTP status {answer.status}."}
     param, code = details.get("param"), details.get("code")
+    kind = INVALID_REQUEST if answer.status < 500 else SERVER_ERROR
+    wait = answer.headers.get("retry-after")
     return ApiError(
         answer.status,
         details["message"],
-        type=INVALID_REQUEST if answer.status < 500 else SERVER_ERROR,
+        type="requests" if answer.status == _BUSY else kind,
         param=param if isinstance(param, str) else None,
         code=code if isinstance(code, str) else None,
+        headers={} if wait is None else {"retry-after": wait},
     )

@@ -148,17 +148,13 @@ async def make_part(
 def _batch_of(chain: BatchRecord, stage: Stage) -> NewBatch:
     model = stage.model or chain.model
     options = msgspec.structs.replace(
-        chain.options,
+        chain.options.as_asked(),
         mixed_endpoints=False,
         mixed_models=False,
         models=(model,) if model else (),
         error_threshold=None,
         # That of the chain has the lines of its parts.
         ledger=False,
-        urls={},
-        parts=(),
-        # They are known when it is planned.
-        adapters=(),
         is_rendered=False,
     )
     return NewBatch(

@@ -148,10 +148,7 @@ class LiveRequests:
             stack.push_async_callback(self._stop_counting, counting)
             address = await self._listen(stack)
             engine = LiveEngine(
-                runner_id=self.runner_id,
-                model=self.model,
-                address=address,
-                secret=self._secret,
+                runner_id=self.runner_id, model=self.model, address=address, secret=self._secret
             )
             register = partial(self._services.store.live_engines.register, engine)
             # Its model may have loaded for minutes, which a short outage must not cost.
@@ -240,19 +237,18 @@ class LiveRequests:
             return web.Response(status=401)
         if request.path not in LIVE:
             return web.Response(status=404)
-        server = self._engine.live_server
-        if server is None or not self._has_room:
+        if self._engine.live_server is None or not self._has_room:
             return _not_taken()
         if FLEX_HEADER in request.headers:
-            return await self._serve_patient(request, server)
+            return await self._serve_patient(request)
         self._share.came()
         try:
-            return await self._pass_on(request, server)
+            return await self._pass_on(request)
         finally:
             self.last_at = time.monotonic()
             self._share.left()
 
-    async def _serve_patient(self, request: web.Request, server: LiveServer) -> web.StreamResponse:
+    async def _serve_patient(self, request: web.Request) -> web.StreamResponse:
         """Serve a request that waits until the engine has a seat to spare."""
         share, seconds = self._share, self._services.settings.request_timeout_seconds
         until = time.monotonic() + min(_FLEX_SECONDS, seconds / 2)
@@ -264,7 +260,7 @@ class LiveRequests:
                 return _not_taken()
         share.flex += 1
         try:
-            return await self._pass_on(request, server)
+            return await self._pass_on(request)
         finally:
             self.last_at = time.monotonic()
             share.flex -= 1
@@ -274,8 +270,11 @@ class LiveRequests:
         needs_quiet = self._window is not None and self._window.needs_quiet
         return not (self._is_draining or needs_quiet) and self.in_flight < self._most
 
-    async def _pass_on(self, request: web.Request, server: LiveServer) -> web.StreamResponse:
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        # Not before: the engine may have started again while the request waited.
+        if (server := self._engine.live_server) is None:
+            return _not_taken()
         began_at = time.monotonic()
         meter = AnswerMeter(
             request_bytes=len(body),

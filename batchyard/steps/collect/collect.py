@@ -21,7 +21,7 @@ from batchyard.errors import ObjectChanged, ObjectNotFound
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines.framing import custom_id_of, read_lines
 from batchyard.logs import event_logger
-from batchyard.results.results import NoAnswerCode, Outcome, unanswered
+from batchyard.results.results import NoAnswerCode, Outcome, not_run
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import (
     file_key,
@@ -205,7 +205,7 @@ async def _add_unfinished(
             for ordinal, physical in enumerate(read_lines(file, path.stat().st_size)):
                 if not lines.has_line(ordinal):
                     custom_id = custom_id_of(physical.data or b"")
-                    yield ordinal, unanswered(custom_id, code, reason).line
+                    yield ordinal, not_run(batch.id, ordinal, custom_id, code, reason).line
 
     try:
         async with local_copy(services, file_key(batch.input_file_id)) as path:

@@ -124,12 +124,12 @@ async def accept_retry(
         input_file_id=file.id,
         metadata=batch.metadata,
         options=msgspec.structs.replace(
-            options,
+            options.as_asked(),
             urls=url_facts(places.output, places.error),
-            parts=(),
-            error_counts=(),
             merges=merges,
             kept=copied.kept,
+            # What it keeps is of those engines.
+            batch_invariant=options.batch_invariant if merges else None,
         ),
         locations=places.to_text(receivers),
         priority=batch.priority,
@@ -169,11 +169,12 @@ async def _options(
     services: Services, batch: BatchRecord, patch: BodyPatch, *, is_client: bool
 ) -> BatchOptions:
     """Those of the first batch. A client may not send what only the operator's files may have."""
-    options = batch.options
+    settings = services.settings
+    options = msgspec.structs.replace(batch.options, ledger=batch.options.ledger or settings.ledger)
     if is_client:
         options = msgspec.structs.replace(options, public_urls=True, any_body=False)
         if options.on_invalid_output is not None:
-            options.on_invalid_output.check_patch(services.settings.bodies.to_policy())
+            options.on_invalid_output.check_patch(settings.bodies.to_policy())
     if (model := patch.model) is None:
         return options
     await check_model(services, model, is_client=options.public_urls, param="set")

@@ -14,6 +14,7 @@ from batchyard.lines.earlier import (
     Earlier,
     earlier_of,
     with_earlier,
+    without_earlier,
 )
 from batchyard.lines.framing import custom_id_of, parse_envelope, read_lines
 from batchyard.results.answer_checks import OutputCheck, TooMuchToCheck, finish_reasons
@@ -142,8 +143,9 @@ def merged_lines(
     so already. Raises what :func:`chosen_lines` does, and what ``change`` does.
     """
     cursors = _cursors(errors, output, choice)
-    for line in lines_of(source):
-        attempts = earlier_of(line).attempts if has_earlier else ()
+    for found in lines_of(source):
+        attempts = earlier_of(found).attempts if has_earlier else ()
+        line = without_earlier(found) if has_earlier else found
         cursor = _at(cursors, custom_id_of(line))
         if cursor is None or cursor.result is None:
             # It is bad, and will be again; or the batch ended before any line had a result.

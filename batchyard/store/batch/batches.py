@@ -313,12 +313,8 @@ class Batches(Aggregate):
             record.options,
             adapters=tuple(adapters),
             fields={url: {**found} for url, found in (fields or {}).items()},
-            ignored={},
-            fewer_answers=0,
-            bounds={},
         )
         if options != record.options:
-            # A retry has the options of the first batch.
             statement = update(BATCHES).where(BATCHES.c.id == batch_id).values(options=options)
             await connection.execute(statement)
             record = record.model_copy(update={"options": options})

@@ -79,3 +79,19 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """Adapters of its model that its lines name, known once it is planned."""
     error_counts: tuple[ErrorCount, ...] = ()
     """Why lines of it failed, once it has ended: the commonest first."""
+
+    def as_asked(self) -> BatchOptions:
+        """The same for another batch, of which nothing is known yet."""
+        return msgspec.structs.replace(
+            self,
+            urls={},
+            parts=(),
+            kept=Kept(),
+            fields={},
+            ignored={},
+            fewer_answers=0,
+            batch_invariant=None,
+            bounds={},
+            adapters=(),
+            error_counts=(),
+        )

@@ -208,7 +208,9 @@ async def count_usage(
     shares: dict[str, Share] = {}
     if batch.model is None or prices.has_hours:
         found = await shares_of(connection, [batch.id])
-        shares = {name: each for name, each in found.get(batch.id, {}).items() if each.requests}
+        # Lines that never ran are of no model.
+        of_models = found.get(batch.id, {}).items()
+        shares = {name: each for name, each in of_models if name and each.requests}
     if batch.model is not None:
         # The files have the last word on tokens: of a line that ran twice they have one answer.
         final = Share(

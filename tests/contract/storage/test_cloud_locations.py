@@ -191,6 +191,22 @@ async def test_a_request_that_is_refused_for_now_is_sent_again(
     assert left == []
 
 
+async def test_a_listing_that_is_refused_for_now_is_asked_for_again(
+    s3: S3Credentials, prefix: str
+) -> None:
+    """Else one answer of 503 would end a batch whose dataset is a folder."""
+    left = ["prefix="]
+
+    def refuses(request: str) -> bool:
+        return any(word in request for word in left) and bool(left.pop())
+
+    with google_for_session(s3, refuses) as credentials:
+        bucket = CloudBucket("gs", BUCKET, credentials, backoff=QUICK)
+        await bucket.write(f"{prefix}/a", some())
+        assert [key async for key in bucket.list(f"{prefix}/")] == [f"{prefix}/a"]
+    assert left == []
+
+
 async def test_a_service_that_refuses_for_long_is_unavailable(
     s3: S3Credentials, prefix: str
 ) -> None:
