@@ -186,6 +186,20 @@ async def test_what_a_line_says_of_earlier_batches_is_not_written_into_it_twice(
     assert [len(json.loads(line)["earlier"]["attempts"]) for line in content.splitlines()] == [3, 3]
 
 
+async def test_a_retry_of_one_that_merged_has_the_lines_as_they_were(yard: Yard) -> None:
+    """What they say of earlier batches could make one too long."""
+    request_lines = lines(2)
+    most = max(len(json.dumps(line)) for line in request_lines)
+    yard.set(limits=yard.services.settings.limits.model_copy(update={"max_line_bytes": most}))
+    yard.use(failing((b'1"', 2)))
+    second = await merged(yard, await yard.run(request_lines))
+    third = await yard.finish(await retry_batch(yard.services, second.id))
+    assert (third.errors, third.counts) == (None, RequestCounts(1, 1, 0))
+    file = await yard.services.store.files.get(third.input_file_id)
+    content = await read_object(yard.services.storage, file.storage_key)
+    assert json.loads(content) == request_lines[1]
+
+
 async def test_one_whose_chosen_lines_are_all_bad_used_nothing(yard: Yard) -> None:
     yard.use(failing((b'1"', 1)))
     first = await yard.run(lines(3), on_invalid=OnInvalid.ERROR_FILE)

@@ -31,8 +31,8 @@ from batchyard.steps.fetch.input_file import wipe_unnamed
 from batchyard.steps.retry.retry_lines import (
     ALL_FAILED,
     chosen_lines,
-    lines_of,
     merged_lines,
+    own_lines,
 )
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import HiddenFor, Kept, NewBatch, NewFile
@@ -281,7 +281,7 @@ async def _copy_lines(
             errors = await _local_path(services, batch, "error", files.errors, folder)
         if files.output is not None:
             output = await _local_path(services, batch, "output", files.output, folder)
-        bounded = _SizeBound(most_bytes)
+        bounded, has_earlier = _SizeBound(most_bytes), batch.options.merges
 
         def change(line: bytes) -> bytes:
             return bounded.counted(patch.applied(line))
@@ -296,14 +296,20 @@ async def _copy_lines(
                     output,
                     choice,
                     change,
-                    has_earlier=batch.options.merges,
+                    has_earlier=has_earlier,
                 )
                 lines = merge.lines(merged)
             elif errors is None and output is None:
-                lines = map(change, lines_of(source))
+                lines = map(change, own_lines(source, has_earlier=has_earlier))
             else:
                 chosen = chosen_lines(
-                    batch.id, source, errors, output, choice, are_asked_here=not batch.is_parent
+                    batch.id,
+                    source,
+                    errors,
+                    output,
+                    choice,
+                    has_earlier=has_earlier,
+                    are_asked_here=not batch.is_parent,
                 )
                 lines = map(change, chosen)
             file_id = new_file_id()

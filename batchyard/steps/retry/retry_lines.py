@@ -90,6 +90,12 @@ def lines_of(path: Path) -> Iterator[bytes]:
                 yield physical.data
 
 
+def own_lines(source: Path, *, has_earlier: bool) -> Iterator[bytes]:
+    """The lines of an input as its user wrote them. ``has_earlier``: they also say which batches
+    have run them."""
+    return map(without_earlier, lines_of(source)) if has_earlier else lines_of(source)
+
+
 def chosen_lines(
     batch_id: str,
     source: Path,
@@ -97,18 +103,20 @@ def chosen_lines(
     output: Path | None,
     choice: LineChoice,
     *,
+    has_earlier: bool = False,
     are_asked_here: bool = True,
 ) -> Iterator[bytes]:
     """The input's lines that are chosen for what the two result files say of them.
 
     Lines that were left out because they are bad stay left out: they would be again. All files are
     in the order of the input, so one walk over them needs no memory of any.
+    ``has_earlier`` as for :func:`own_lines`.
     ``are_asked_here``: the answers are to these lines, not to requests of a further stage. Raises
     :class:`~batchyard.errors.StorageError` where that is not so, and
     :class:`~batchyard.errors.RequestRefused` for schemas that take too long to check.
     """
     cursors = _cursors(errors, output, choice, are_asked_here=are_asked_here)
-    for line in lines_of(source):
+    for line in own_lines(source, has_earlier=has_earlier):
         if all(cursor.result is None for cursor in cursors):
             return
         cursor = _at(cursors, custom_id_of(line))
