@@ -127,12 +127,22 @@ def read_deploy_file(path: Path) -> DeployFile:
             if name in data
         )
         slurm = _slurm(data.get("slurm", {}))
+        _check_reachable(models, slurm)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
     wanted = DeployFile(models, limits, credentials, slurm)
     if CONTROL_POOL in wanted.gpu_pools:
         raise SettingsError(f"{path}: the pool {CONTROL_POOL} runs no engines: name another one.")
     return wanted
+
+
+def _check_reachable(models: Sequence[ServedModel], slurm: Mapping[str, JobOptions]) -> None:
+    for model in models:
+        if model.pool in slurm and isinstance(model.block, VllmEngineBlock) and model.block.live:
+            raise SettingsError(
+                f"the model {model.block.model}: live requests cannot reach a job of Slurm, and an "
+                "engine for them has no end: name another pool, or leave live out."
+            )
 
 
 def _tables(value: Any, what: str) -> list[dict[str, Any]]:

@@ -139,6 +139,10 @@ def test_settings_may_stand_beside_the_models(read) -> None:
             "the model a: .*the adapter name '/data/law' must be like a model's",
         ),
         ("[engines_at_once]\ngpu = 'two'\n", "a number for each pool, such as gpu = 2"),
+        (
+            '[[models]]\nmodel = "m"\nlive = true\n[slurm.gpu]\n',
+            "the model m: live requests cannot reach a job of Slurm",
+        ),
         ("slurm = 1\n", r"\[slurm\] has a table for each pool, such as \[slurm.gpu\]"),
         ('[slurm]\npartition = "a"\n', r"\[slurm\] has a table for each pool"),
         (
