@@ -180,6 +180,7 @@ def run(
             models=choice.models,
             mixed_models=len(choice.models) != 1,
             any_body=not client_rules,
+            is_inline=True,
         )
     # One operator's own file: nothing is hidden from anybody in the engine's cache.
     settings = read_settings(runners="inline", cache_shared_by="all")

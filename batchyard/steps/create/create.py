@@ -79,6 +79,7 @@ class BatchRequest:
     ``error_threshold``: when the batch is stopped, for :class:`.ErrorThreshold`.
     ``template``: the input is a dataset, and this Jinja2 template makes a request of each row.
     ``then``: the further stages that its lines go through.
+    ``is_inline``: nobody runs it but who has made it, or resumes it by its id.
     ``traceparent``: the caller's span, whose trace the batch continues where tracing is on.
     """
 
@@ -108,6 +109,7 @@ class BatchRequest:
     template: str | None = None
     on_invalid_output: Mapping[str, Any] | None = None
     then: tuple[Stage, ...] = ()
+    is_inline: bool = False
     traceparent: str | None = None
 
 
@@ -233,6 +235,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
         message_requests=request.message_requests,
+        is_inline=request.is_inline,
         then=request.then,
     )
     model = request.models[0] if len(request.models) == 1 else None

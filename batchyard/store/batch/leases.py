@@ -39,6 +39,12 @@ _IS_UNFINISHED = BATCHES.c.status.in_(UNFINISHED)
 _LEASE = (BATCHES.c.id, BATCHES.c.epoch, BATCHES.c.owner)
 """The columns of :class:`BatchLease`."""
 _IS_FREE = and_(_IS_UNFINISHED, is_free(BATCHES))
+_IS_FOR_ANYBODY = or_(
+    ~BATCHES.c.is_inline,
+    BATCHES.c.status.not_in(STOPPABLE),
+    # Its files have to be made, whoever has its engine.
+    BATCHES.c.expires_at <= clock(),
+)
 _SNAPSHOTS = select(
     BATCHES.c.id,
     BATCHES.c.status,
@@ -107,7 +113,8 @@ class BatchLeases(Aggregate):
     ) -> list[BatchLease]:
         """Lease up to ``limit`` batches that have not ended: this one, or the first in order.
 
-        The order is that of :mod:`.schedule.turns`. Nothing is leased of ``without_tenants``, no
+        The order is that of :mod:`.schedule.turns`. No inline batch that may run is leased unless
+        its id is given. Nothing is leased of ``without_tenants``, no
         chain ``without_parents``, and none of the tenants ``without_parents_of``. An empty list: no
         batch is free. Without ``with_expired``, no batch is leased whose owner's lease has expired.
         To look for them reads every batch that has not ended.
@@ -182,8 +189,8 @@ class BatchLeases(Aggregate):
 
     @reads
     async def free_count(self, connection: AsyncConnection) -> int:
-        """How many batches have not ended and have no owner."""
-        statement = select(func.count()).select_from(BATCHES).where(_IS_FREE)
+        """How many batches have not ended and have no owner, and may have any."""
+        statement = select(func.count()).select_from(BATCHES).where(_IS_FREE, _IS_FOR_ANYBODY)
         return int((await connection.execute(statement)).scalar_one())
 
     @reads
@@ -216,7 +223,8 @@ def _is_wanted(
     without_tenants: Collection[str], without_parents: bool, without_parents_of: Collection[str]
 ) -> ColumnElement[bool]:
     # Of those that wait for room in the queue, the first of each tenant looks whether there is.
-    wanted: ColumnElement[bool] = or_(~AWAITS_ROOM, ~waits_behind(BATCHES))
+    has_room: ColumnElement[bool] = or_(~AWAITS_ROOM, ~waits_behind(BATCHES))
+    wanted = and_(has_room, _IS_FOR_ANYBODY)
     if without_tenants:
         wanted = and_(wanted, BATCHES.c.tenant.not_in(sorted(without_tenants)))
     is_no_parent = ~IS_PARENT

@@ -80,7 +80,8 @@ async def read_demand(connection: AsyncConnection) -> list[ModelDemand]:
             *(func.sum(can_wait * each) for each in (free, leased, remaining_tokens())),
         )
         .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
-        .where(IS_OPEN, is_runnable())
+        # An inline batch has an engine of its own.
+        .where(IS_OPEN, is_runnable(), ~BATCHES.c.is_inline)
         .group_by(CHUNKS.c.model)
         .order_by(func.min(BATCHES.c.expires_at), CHUNKS.c.model)
     )

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Index,
     Text,
     and_,
+    false,
     literal_column,
     or_,
 )
@@ -96,6 +97,9 @@ class _BatchColumns(Record):
     """What it is for, if its tenant neither created it nor sees it."""
     part_of: str | None = None
     """The chain of which it has lines of a further stage. None: it is no part of a chain."""
+    is_inline: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    """Whether only `batchyard run` runs it, which has its engine: the one that made it, or one that
+    resumes it."""
     stages: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
     """How many further stages its lines go through. 0: it is no chain, and has no parts."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, and_, exists, literal_column, or_
 
+from batchyard.database.leasing import is_held
 from batchyard.store.tables.batch import BATCHES
 
 if TYPE_CHECKING:
@@ -29,4 +30,6 @@ def waits_behind(table: FromClause) -> ColumnElement[bool]:
         first.c.status == literal_column("'validating'"),
         first.c.awaited_requests.is_not(None),
         is_earlier,
+        # Nobody looks for room for an inline one that was stopped.
+        or_(~first.c.is_inline, is_held(first)),
     )

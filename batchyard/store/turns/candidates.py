@@ -57,8 +57,9 @@ def batches_with_free_chunks(
             free.exists(),
         )
     )
-    if batch_id is not None:
-        statement = statement.where(BATCHES.c.id == batch_id)
+    statement = statement.where(
+        ~BATCHES.c.is_inline if batch_id is None else BATCHES.c.id == batch_id
+    )
     if without:
         statement = statement.where(BATCHES.c.id.not_in(without))
     return statement.order_by(

@@ -410,3 +410,29 @@ async def test_a_batch_that_was_given_back_for_later_is_not_given_back_again(
     assert await store.batch_leases.release(lease, after_seconds=60)
     assert not await store.batch_leases.release(lease)
     assert await claim(store, "b") == []
+
+
+@pytest.mark.parametrize("status", [S.VALIDATING, S.IN_PROGRESS], ids=str)
+async def test_an_inline_batch_is_only_claimed_by_its_id(store: Store, status: BatchStatus) -> None:
+    """It has an engine of its own: `batchyard run` made it, or resumes it."""
+    batch = await batch_in(store, status, is_inline=True)
+    assert await claim(store) == []
+    assert await store.batch_leases.free_count() == 0
+    assert await claim(store, batch_id=batch.id) == [BatchLease(batch.id, 1, "a")]
+
+
+@pytest.mark.parametrize(
+    ("status", "changes"),
+    [
+        (S.FINALIZING, {}),
+        (S.CANCELLING, {}),
+        (S.IN_PROGRESS, {"window_seconds": OVERDUE}),
+    ],
+    ids=["finalizing", "cancelling", "overdue"],
+)
+async def test_anybody_makes_the_files_of_an_inline_batch_that_runs_no_more(
+    store: Store, status: BatchStatus, changes: dict[str, int]
+) -> None:
+    batch = await batch_in(store, status, is_inline=True, **changes)
+    assert await store.batch_leases.free_count() == 1
+    assert [lease.batch_id for lease in await claim(store)] == [batch.id]

@@ -159,3 +159,11 @@ async def test_batches_that_cannot_run_do_not_use_up_their_tenants_turn(store: S
     await store.batch_schedule.pause(paused.id)
     ready = await begun_batch(store, tenant="a")
     assert await run_next(store) == ready.id
+
+
+async def test_chunks_of_an_inline_batch_are_only_claimed_by_its_id(store: Store) -> None:
+    """No runner of a pool has its engine, and none is started for it."""
+    batch = await begun_batch(store, is_inline=True)
+    assert await claim(store) == []
+    assert await store.chunks.demand() == []
+    assert [lease.batch_id for lease in await claim(store, batch_id=batch.id)] == [batch.id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 ROOM_FOR_TWO = Quota(max_enqueued_tokens=140, when_full=WhenFull.WAIT)
 
 
-async def waiting(store: Store, quota: Quota = ROOM_FOR_TWO, chunks: int = 1) -> BatchRecord:
+async def waiting(
+    store: Store, quota: Quota = ROOM_FOR_TWO, chunks: int = 1, **changes: Any
+) -> BatchRecord:
     """A batch that waits for room."""
-    batch = await store.batches.create(new_batch(tenant="a"))
+    batch = await store.batches.create(new_batch(tenant="a", **changes))
     with pytest.raises(QueueFull):
         await begin(store, batch.id, chunks=chunks, quota=quota)
     await store.queue_room.record(
@@ -162,3 +164,18 @@ async def test_its_tenant_reads_why_it_waits(store: Store) -> None:
     (warning,) = batch.to_wire().warnings or ()
     assert warning.code == "waits_for_quota"
     assert "10 requests and 70 tokens" in warning.message
+
+
+async def test_an_inline_batch_that_was_stopped_while_it_waited_keeps_no_other_waiting(
+    store: Store,
+) -> None:
+    """Nobody looks for room for it until it is resumed."""
+    await begun_batch(store, tenant="a")
+    large = await waiting(store, chunks=2, is_inline=True)
+    small = await store.batches.create(new_batch(tenant="a"))
+    await rewrite(store, large.id, created_at=small.created_at - 1)
+    await store.batch_leases.claim(owner="run", lease_seconds=60, batch_id=large.id)
+    with pytest.raises(QueueFull, match="wait before it"):
+        await begin(store, small.id, quota=ROOM_FOR_TWO)
+    await rewrite(store, large.id, lease_expires_at=1.0)
+    assert (await begin(store, small.id, quota=ROOM_FOR_TWO)).status is BatchStatus.IN_PROGRESS
