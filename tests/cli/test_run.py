@@ -21,7 +21,7 @@ from prefect.settings import temporary_settings
 
 from batchyard.engine.stub.stub import Fault, FaultKind
 from blocks import S3CredentialsBlock
-from tests.cli.conftest import Background, Terminal, chat_line
+from tests.cli.conftest import Background, Terminal, chat_line, with_store
 from tests.cli.screen import drawn
 from tests.pages import block, replaced, words_of
 from tests.patience import PATIENCE
@@ -463,6 +463,11 @@ def test_pressing_ctrl_c_again_and_again_ends_the_command_in_silence(
     ended = terminal.finish(process)
     assert (ended.status, ended.stderr) == (130, "")
     _wait_until(lambda: not _processes_that_know(str(terminal.home)))
+
+
+def test_workers_leave_its_batch_to_it(here: Run, engine_url: str) -> None:
+    ended = here("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url)
+    assert with_store(lambda store: store.batches.get(ended.batch_id)).is_inline
 
 
 def test_a_resumed_batch_keeps_its_model(terminal: Terminal, here: Run, engine_url: str) -> None:
