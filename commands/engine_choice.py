@@ -113,8 +113,8 @@ class EngineChoice:
         use.check()
         if url is not None and options:
             raise typer.BadParameter(
-                f"{shlex.join(options)} would have no effect: the server runs already. Leave one "
-                "of the two out.",
+                f"{shlex.join(options)} would have no effect: batchyard run has no such option, "
+                "and those of vLLM are for an engine that it starts. Leave one of the two out.",
                 param_hint="--engine-url",
             )
         if url is not None:
