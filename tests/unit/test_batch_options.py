@@ -63,7 +63,7 @@ NO_OPTIONS = {
     # Where the files are, which each way in says in its own way.
     *("input", "input_file_id", "input_file_ids", "output", "error"),
     # Who asks: the way in itself knows it.
-    *("public_urls", "any_body", "message_requests", "mixed_models", "traceparent"),
+    *("public_urls", "any_body", "message_requests", "mixed_models", "is_inline", "traceparent"),
 }
 
 
