@@ -271,7 +271,9 @@ async def _mark(services: Services) -> Finding:
 async def _prefect(settings: Settings, role: Role) -> AsyncIterator[Finding]:
     began, where = time.monotonic(), connections(settings)["Prefect"]
     if role in {Role.ALL, Role.CLI} and not os.environ.get("PREFECT_API_URL"):
-        yield warning("Prefect", f"{where}; without it only `batchyard run` and what reads works.")
+        yield warning(
+            "Prefect", f"{where}; without it, only `batchyard run` and commands that read work."
+        )
         return
     try:
         async with PrefectApi.from_environment() as api:
